@@ -1,0 +1,135 @@
+/*
+ * What moves between ranks: the interface of a transport, filled in by mpi/ and by the in-process
+ * loopback.
+ *
+ * Control: small collectives, called by all ranks in the same order, each with a name that a
+ * deadline's message shows. Data: an exchange, which carries token rows to the ranks that execute
+ * their experts (dispatch) and the experts' outputs back (combine).
+ *
+ *     x rows ──dispatch──► received rows + (row, slot) pairs ──experts──► y rows ──combine──► rows
+ *     (token, hidden)      each token once per rank            one per pair      (token, top-k)
+ *
+ * Every wait has a name and a deadline, notices a lost peer, spins only briefly and then yields.
+ * A transport belongs to one thread at a time.
+ */
+#ifndef EEP_XPORT_H
+#define EEP_XPORT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+#define EEP_NO_RANK UINT32_MAX
+
+/** Where this rank stands. Fixed for the life of the transport (one epoch). */
+struct eep_topology {
+    uint32_t rank;
+    uint32_t size;
+    uint32_t node;       /* 0 .. nodes-1; nodes are numbered by their lowest rank */
+    uint32_t nodes;
+    uint32_t node_rank;  /* 0 = the node's lowest rank, its authority */
+    uint32_t node_size;
+    const uint32_t *node_of; /* (size): node of each rank */
+};
+
+/** Size of an exchange; the same on every rank. */
+struct eep_exchange_params {
+    uint32_t max_tokens; /* of one rank in one dispatch */
+    uint32_t top_k;
+    size_t x_row_bytes; /* a token row on its way out */
+    size_t y_row_bytes; /* an expert's output row on its way back; multiple of a cache line */
+};
+
+/** What a rank sends. Plain data of the caller, needed until dispatch returns. */
+struct eep_dispatch {
+    uint32_t tokens;       /* rows in x, 0 .. max_tokens */
+    const uint32_t *ranks; /* (tokens, top_k): executing rank, or EEP_NO_RANK to leave one out */
+    const uint32_t *slots; /* (tokens, top_k): physical slot there */
+};
+
+/**
+ * What a rank has received: rows, and pairs of a row and the slot that it goes to, ordered by
+ * source rank, token, top-k position. Owned by the exchange, valid until the next dispatch.
+ */
+struct eep_received {
+    const void *x; /* (rows), x_row_bytes apart, contiguous; a row per (token, destination) */
+    uint32_t rows;
+    uint32_t pairs;
+    const uint32_t *pair_row;  /* (pairs): index into x */
+    const uint32_t *pair_slot; /* (pairs) */
+    void *y;                   /* (pairs), y_row_bytes apart: the caller writes each pair's output */
+};
+
+struct eep_xport;
+struct eep_exchange;
+
+struct eep_xport_ops {
+    const char *name;
+
+    /** Gather `bytes` from each rank into out (size, bytes) on every rank. */
+    enum eep_status (*allgather)(struct eep_xport *x, const char *what, const void *in,
+                                 size_t bytes, void *out);
+
+    /** Copy `bytes` of `root` to all. */
+    enum eep_status (*broadcast)(struct eep_xport *x, const char *what, uint32_t root,
+                                 void *buffer, size_t bytes);
+
+    /** Gather in_bytes of each rank, in rank order and without gaps, into `out` on `root`.
+     *  `bytes` (size): what each rank sends; known to all (allgather it first). */
+    enum eep_status (*gather)(struct eep_xport *x, const char *what, uint32_t root,
+                              const void *in, size_t in_bytes, const size_t *bytes, void *out);
+
+    /** Collective. Memory for the sizes given, shared on a node. */
+    enum eep_status (*exchange_open)(struct eep_xport *x, const struct eep_exchange_params *params,
+                                     struct eep_exchange **exchange_out);
+
+    /** The rows that the caller fills before dispatch: (max_tokens), x_row_bytes apart. They must
+     *  not be written between dispatch and the return of combine. */
+    void *(*exchange_rows)(struct eep_exchange *exchange);
+
+    /** Collective, ranks without tokens too. */
+    enum eep_status (*dispatch)(struct eep_exchange *exchange, const struct eep_dispatch *send,
+                                struct eep_received *received_out);
+
+    /** Collective; the caller has written received.y. Sets rows_out (tokens, top_k) to the output
+     *  row of each (token, top-k position), NULL where it was left out; readable until the next
+     *  dispatch. */
+    enum eep_status (*combine)(struct eep_exchange *exchange, const void **rows_out);
+
+    /** Local. NULL is allowed. */
+    void (*exchange_close)(struct eep_exchange *exchange);
+
+    /** Bytes of memory that the exchange holds for this rank. */
+    size_t (*exchange_bytes)(const struct eep_exchange *exchange);
+
+    /** Leave in order. Collective when `status` is EEP_OK, else local and at once. */
+    void (*close)(struct eep_xport *x, enum eep_status status);
+};
+
+/** Head of every transport; implementations put their own fields behind it. */
+struct eep_xport {
+    const struct eep_xport_ops *ops;
+    struct eep_topology topo;
+};
+
+/** How to join the world. */
+struct eep_world_params {
+    uint32_t node_size; /* every so many ranks are one pretended node; 0 = as the machines are
+                           (or EEP_NODE_SIZE from the environment) */
+    uint64_t timeout_ns; /* longest wait for another rank; 0 = default (or EEP_TIMEOUT seconds) */
+};
+
+/**
+ * Join the ranks that were started with this one: MPI when a launcher started it, else one rank.
+ * Called once per process, from the main thread.
+ *
+ * @retval EEP_ERR_FATAL  MPI cannot be started; the text says why
+ */
+EEP_MUST_CHECK enum eep_status eep_world_open(const struct eep_world_params *params,
+                                              struct eep_xport **xport_out);
+
+/** One rank in this process, for --without-mpi, for runs without a launcher, and for tests. */
+EEP_MUST_CHECK enum eep_status eep_loopback_open(struct eep_xport **xport_out);
+
+#endif
