@@ -1,0 +1,49 @@
+/* `eep bench NAME`: picks the benchmark. */
+#include "tools/bench.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "tools/opts.h"
+#include "tools/tools.h"
+
+static const struct eep_command_help help = {
+    .usage = "eep bench NAME [options]",
+    .summary = "Measure a part of eep beside the limits of this machine, in one run.\n\n"
+               "  moe        the MoE block against read bandwidth and FMA peak\n"
+               "  dispatch   dispatch and combine against MPI_Alltoallv and plain copies\n"
+               "  model      prompt and generation speed of a whole checkpoint\n\n"
+               "`eep bench NAME --help` tells a benchmark's options.",
+};
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} benches[] = {
+    {"moe", eep_bench_moe},
+    {"dispatch", eep_bench_dispatch},
+    {"model", eep_bench_model},
+};
+
+int eep_cmd_bench(int argc, char **argv)
+{
+    int rest;
+
+    switch (eep_opts_parse(&help, NULL, 0, argc < 2 ? argc : 2, argv, &rest)) {
+    case EEP_OPTS_HELP:
+        return EEP_EXIT_OK;
+    case EEP_OPTS_USAGE:
+        return EEP_EXIT_USAGE;
+    case EEP_OPTS_OK:
+        break;
+    }
+    if (argc < 2) {
+        return eep_opts_wrong(&help, "which benchmark?");
+    }
+    for (size_t i = 0; i < sizeof(benches) / sizeof(benches[0]); i++) {
+        if (strcmp(argv[1], benches[i].name) == 0) {
+            return benches[i].run(argc - 1, argv + 1);
+        }
+    }
+    return eep_opts_wrong(&help, "there is no benchmark '%s'", argv[1]);
+}

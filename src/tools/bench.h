@@ -1,0 +1,9 @@
+/* The benchmarks of `eep bench NAME`: argv[0] is the benchmark's name. */
+#ifndef EEP_TOOLS_BENCH_H
+#define EEP_TOOLS_BENCH_H
+
+int eep_bench_moe(int argc, char **argv);
+int eep_bench_dispatch(int argc, char **argv);
+int eep_bench_model(int argc, char **argv);
+
+#endif

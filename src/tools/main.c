@@ -1,0 +1,68 @@
+/* The `eep` program: picks the command. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "config.h"
+#include "tools/opts.h"
+#include "tools/tools.h"
+
+static const struct eep_command_help help = {
+    .usage = "eep COMMAND [options]",
+    .summary = "Elastic expert parallelism: Mixture-of-Experts language models over MPI ranks.\n\n"
+               "  generate   text from a checkpoint\n"
+               "  eval       perplexity of a text\n"
+               "  bench      measure a part beside this machine's limits\n"
+               "  launch     start a command on several ranks\n\n"
+               "`eep COMMAND --help` tells a command's options. Under mpirun every rank is one\n"
+               "process of the same command; without it eep is a single rank.",
+    .epilog = "environment:\n"
+              "  EEP_LOG         error, warn (default), info, debug or trace\n"
+              "  EEP_NODE_SIZE   every so many ranks count as one node, to try several nodes on\n"
+              "                  one machine\n"
+              "  EEP_KERNELS     ref, avx2, avx512, neon or auto (default)",
+};
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"generate", eep_cmd_generate},
+    {"eval", eep_cmd_eval},
+    {"bench", eep_cmd_bench},
+    {"launch", eep_cmd_launch},
+};
+
+int main(int argc, char **argv)
+{
+    bool version = false;
+    const struct eep_opt opts[] = {
+        {"version", EEP_OPT_FLAG, &version, NULL, "print the version"},
+    };
+    int first = argc < 2 ? argc : 2;
+
+    if (eep_log_level_from_env() != EEP_OK) {
+        return eep_tool_failed();
+    }
+    switch (eep_opts_parse(&help, opts, 1, first, argv, &first)) {
+    case EEP_OPTS_HELP:
+        return EEP_EXIT_OK;
+    case EEP_OPTS_USAGE:
+        return EEP_EXIT_USAGE;
+    case EEP_OPTS_OK:
+        break;
+    }
+    if (version) {
+        printf("eep %s\n", PACKAGE_VERSION);
+        return EEP_EXIT_OK;
+    }
+    if (argc < 2) {
+        return eep_opts_wrong(&help, "which command?");
+    }
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+        if (strcmp(argv[1], commands[i].name) == 0) {
+            return commands[i].run(argc - 1, argv + 1);
+        }
+    }
+    return eep_opts_wrong(&help, "there is no command '%s'", argv[1]);
+}

@@ -1,0 +1,29 @@
+#include "tools/tools.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+
+bool eep_tool_speaks(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
+                                        "SLURM_PROCID"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const char *rank = getenv(names[i]);
+
+        if (rank != NULL) {
+            return strcmp(rank, "0") == 0;
+        }
+    }
+    return true;
+}
+
+int eep_tool_failed(void)
+{
+    const char *text = eep_error_text();
+
+    eep_log(EEP_LOG_ERROR, "%s", text[0] != '\0' ? text : "failed without a reason");
+    return EEP_EXIT_FAILED;
+}

@@ -1,0 +1,30 @@
+/*
+ * What the commands of the `eep` program share. Results go to stdout, logs and progress to stderr;
+ * with several ranks only rank 0 writes results. Exit status: 0 done, 1 failed, 2 wrong usage.
+ */
+#ifndef EEP_TOOLS_H
+#define EEP_TOOLS_H
+
+#include <stdbool.h>
+
+#include "base/status.h"
+
+enum {
+    EEP_EXIT_OK = 0,
+    EEP_EXIT_FAILED = 1,
+    EEP_EXIT_USAGE = 2,
+};
+
+/* The commands: argv[0] is the command's name. They return the exit status. */
+int eep_cmd_generate(int argc, char **argv);
+int eep_cmd_eval(int argc, char **argv);
+int eep_cmd_bench(int argc, char **argv);
+int eep_cmd_launch(int argc, char **argv);
+
+/** True on the rank that speaks for all: rank 0, as the launcher's environment says. */
+bool eep_tool_speaks(void);
+
+/** Print the text of this thread's last failure on stderr; returns EEP_EXIT_FAILED. */
+int eep_tool_failed(void);
+
+#endif
