@@ -56,6 +56,54 @@ void eep_mem_free(void *memory)
     free(memory);
 }
 
+static size_t mapped_bytes(size_t bytes)
+{
+    return eep_round_up(EEP_MAX(bytes, (size_t)1), EEP_PAGE);
+}
+
+enum eep_status eep_mem_map(size_t bytes, const char *what, void *out)
+{
+    void *memory = MAP_FAILED;
+
+    if (bytes <= SIZE_MAX / 2 && !fails_now()) {
+        memory = mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+    if (memory == MAP_FAILED) {
+        return EEP_FAIL(EEP_ERR_NOMEM, "%s: cannot get %zu bytes of memory", what, bytes);
+    }
+    if (bytes >= HUGE_PAGE) {
+        (void)madvise(memory, mapped_bytes(bytes), MADV_HUGEPAGE);
+    }
+    memcpy(out, &memory, sizeof(memory));
+    return EEP_OK;
+}
+
+void eep_mem_unmap(void *memory, size_t bytes)
+{
+    if (memory != NULL) {
+        munmap(memory, mapped_bytes(bytes));
+    }
+}
+
+uint64_t eep_mem_available_bytes(void)
+{
+    char line[256];
+    unsigned long long kib = 0;
+    FILE *file = fopen("/proc/meminfo", "r");
+
+    if (file == NULL) {
+        return 0;
+    }
+    while (fgets(line, sizeof(line), file) != NULL) {
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) {
+            break;
+        }
+    }
+    fclose(file);
+    return kib * 1024;
+}
+
 uint64_t eep_mem_resident_bytes(void)
 {
     unsigned long long total, resident;

@@ -49,6 +49,23 @@ EEP_MUST_CHECK enum eep_status eep_mem_alloc(size_t count, size_t size, const ch
 /** Free what eep_mem_alloc() gave; NULL is allowed. */
 void eep_mem_free(void *memory);
 
+/**
+ * Zeroed memory that costs nothing until it is touched, aligned to a page: for buffers whose worst
+ * case is far above their use. Free it with eep_mem_unmap() and the same size.
+ *
+ * @param out  set only on EEP_OK; never NULL then
+ *
+ * @retval EEP_ERR_NOMEM  says what was asked for and how much
+ */
+EEP_MUST_CHECK enum eep_status eep_mem_map(size_t bytes, const char *what,
+                                           void *out /* a pointer to the pointer to set */);
+
+/** Give back what eep_mem_map() gave; NULL is allowed. */
+void eep_mem_unmap(void *memory, size_t bytes);
+
+/** Memory that this machine could still give in bytes (MemAvailable); 0 if it is not known. */
+uint64_t eep_mem_available_bytes(void);
+
 /** Test hook: the n-th allocation from now on fails once (0 = none). */
 void eep_mem_fail_nth(uint64_t nth);
 
