@@ -1,0 +1,213 @@
+/*
+ * Filling frames. All frames of a rank are of one size (the largest dtype that occurs), so that any
+ * expert fits any frame.
+ */
+#include "moe/experts.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+struct eep_experts {
+    const struct eep_layout *layout;
+    struct eep_ffn_weights *slots; /* (layers, physical slots); data NULL where not held */
+    unsigned char *frames;
+    uint64_t frames_bytes;
+    uint64_t count;
+};
+
+uint64_t eep_ffn_frame_bytes(enum eep_dtype dtype, uint32_t hidden, uint32_t width)
+{
+    return eep_round_up(eep_ffn_gate_up_bytes(dtype, hidden, width) +
+                            eep_ffn_down_bytes(dtype, hidden, width),
+                        EEP_PAGE);
+}
+
+enum eep_status eep_ffn_dtype(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
+                              enum eep_role gate, uint32_t layer, uint32_t expert,
+                              enum eep_dtype *dtype_out)
+{
+    enum eep_dtype dtype = EEP_BF16;
+
+    for (int part = 0; part < 3; part++) {
+        const struct eep_tensor *tensor;
+
+        EEP_TRY(eep_model_tensor(config, ckpt, gate + part, layer, expert, &tensor));
+        if (tensor->dtype != EEP_BF16) {
+            dtype = EEP_F32;
+        }
+    }
+    *dtype_out = dtype;
+    return EEP_OK;
+}
+
+enum eep_status eep_ffn_pack(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
+                             const struct eep_kernels *kernels, enum eep_role gate, uint32_t layer,
+                             uint32_t expert, void *frame, struct eep_ffn_weights *weights_out)
+{
+    const struct eep_tensor *tensors[3];
+    enum eep_dtype dtype;
+
+    EEP_TRY(eep_ffn_dtype(config, ckpt, gate, layer, expert, &dtype));
+    for (int part = 0; part < 3; part++) {
+        EEP_TRY(eep_model_tensor(config, ckpt, gate + part, layer, expert, &tensors[part]));
+    }
+    const uint32_t width = (uint32_t)tensors[0]->shape[0], hidden = (uint32_t)tensors[0]->shape[1];
+    unsigned char *gate_up = frame;
+    unsigned char *down = gate_up + eep_ffn_gate_up_bytes(dtype, hidden, width);
+    const size_t panel_bytes = eep_panels_bytes(dtype, 1, hidden);
+
+    kernels->pack(dtype, width, hidden, tensors[0]->dtype, tensors[0]->data, gate_up, 2);
+    kernels->pack(dtype, width, hidden, tensors[1]->dtype, tensors[1]->data, gate_up + panel_bytes,
+                  2);
+    kernels->pack(dtype, hidden, width, tensors[2]->dtype, tensors[2]->data, down, 1);
+    *weights_out = (struct eep_ffn_weights){
+        .dtype = dtype, .hidden = hidden, .width = width, .gate_up = gate_up, .down = down};
+    return EEP_OK;
+}
+
+/* Calls visit(context, layer, slot, expert) for each slot that the rank executes; stops on error. */
+static enum eep_status for_each_slot(const struct eep_experts_source *source,
+                                     enum eep_status (*visit)(void *context, uint32_t layer,
+                                                              struct eep_slot slot,
+                                                              uint32_t expert),
+                                     void *context)
+{
+    const struct eep_layout *layout = source->layout;
+
+    for (uint32_t layer = 0; layer < layout->layers; layer++) {
+        for (uint32_t p = 0; p < eep_layout_slots(layout); p++) {
+            const struct eep_slot slot = {p};
+            const uint32_t seat = p / layout->slots_per_seat;
+            const int32_t expert = eep_layout_expert(layout, layer, slot);
+
+            if (expert != EEP_NO_EXPERT &&
+                eep_layout_executor(seat, layout->seats, source->ranks) == source->rank) {
+                EEP_TRY(visit(context, layer, slot, (uint32_t)expert));
+            }
+        }
+    }
+    return EEP_OK;
+}
+
+/* The model's layer of a MoE layer: dense layers are not counted in a layout. */
+static uint32_t model_layer(const struct eep_model_config *config, uint32_t moe_layer)
+{
+    for (uint32_t layer = 0; layer < config->layers; layer++) {
+        if (config->layer_is_moe[layer] && moe_layer-- == 0) {
+            return layer;
+        }
+    }
+    EEP_ASSERT(!"a MoE layer of the model");
+    return 0;
+}
+
+struct loader {
+    const struct eep_experts_source *source;
+    struct eep_experts *experts;
+    uint64_t frame_bytes;
+    uint64_t count; /* slots visited */
+    uint64_t total;
+    void (*progress)(void *context, uint64_t loaded, uint64_t total);
+    void *context;
+};
+
+static enum eep_status measure_slot(void *context, uint32_t layer, struct eep_slot slot,
+                                    uint32_t expert)
+{
+    struct loader *loader = context;
+    const struct eep_model_config *config = loader->source->config;
+    enum eep_dtype dtype;
+
+    (void)slot;
+    EEP_TRY(eep_ffn_dtype(config, loader->source->ckpt, EEP_ROLE_EXPERT_GATE,
+                          model_layer(config, layer), expert, &dtype));
+    const uint64_t bytes = eep_ffn_frame_bytes(dtype, config->hidden, config->expert_width);
+    loader->frame_bytes = EEP_MAX(loader->frame_bytes, bytes);
+    loader->count++;
+    return EEP_OK;
+}
+
+uint64_t eep_experts_bytes_needed(const struct eep_experts_source *source)
+{
+    struct loader loader = {.source = source};
+
+    if (for_each_slot(source, measure_slot, &loader) != EEP_OK) {
+        return 0; /* the tensors were checked before; loading will say what is wrong */
+    }
+    return loader.frame_bytes * loader.count;
+}
+
+static enum eep_status fill_slot(void *context, uint32_t layer, struct eep_slot slot,
+                                 uint32_t expert)
+{
+    struct loader *loader = context;
+    const struct eep_experts_source *source = loader->source;
+    struct eep_experts *experts = loader->experts;
+    struct eep_ffn_weights *weights =
+        &experts->slots[(size_t)layer * eep_layout_slots(experts->layout) + slot.id];
+
+    EEP_TRY(eep_ffn_pack(source->config, source->ckpt, source->kernels, EEP_ROLE_EXPERT_GATE,
+                         model_layer(source->config, layer), expert,
+                         experts->frames + loader->frame_bytes * experts->count, weights));
+    experts->count++;
+    if (loader->progress != NULL) {
+        loader->progress(loader->context, experts->count, loader->total);
+    }
+    return EEP_OK;
+}
+
+enum eep_status eep_experts_load(const struct eep_experts_source *source,
+                                 void (*progress)(void *context, uint64_t loaded, uint64_t total),
+                                 void *context, struct eep_experts **experts_out)
+{
+    struct loader loader = {.source = source, .progress = progress, .context = context};
+    struct eep_experts *experts;
+    enum eep_status status;
+
+    EEP_TRY(for_each_slot(source, measure_slot, &loader));
+    EEP_TRY(eep_mem_alloc(1, sizeof(*experts), "experts", &experts));
+    *experts = (struct eep_experts){.layout = source->layout,
+                                    .frames_bytes = loader.frame_bytes * loader.count};
+    EEP_TRY_GOTO(eep_mem_alloc((size_t)source->layout->layers * eep_layout_slots(source->layout),
+                               sizeof(*experts->slots), "slot table", &experts->slots),
+                 destroy);
+    EEP_TRY_GOTO(eep_mem_map(experts->frames_bytes, "expert frames", &experts->frames), destroy);
+    loader.total = loader.count;
+    loader.experts = experts;
+    EEP_TRY_GOTO(for_each_slot(source, fill_slot, &loader), destroy);
+    *experts_out = experts;
+    return EEP_OK;
+
+destroy:
+    eep_experts_destroy(experts);
+    return status;
+}
+
+void eep_experts_destroy(struct eep_experts *experts)
+{
+    if (experts == NULL) {
+        return;
+    }
+    eep_mem_unmap(experts->frames, experts->frames_bytes);
+    eep_mem_free(experts->slots);
+    eep_mem_free(experts);
+}
+
+const struct eep_ffn_weights *eep_experts_slot(const struct eep_experts *experts, uint32_t layer,
+                                               struct eep_slot slot)
+{
+    const struct eep_ffn_weights *weights =
+        &experts->slots[(size_t)layer * eep_layout_slots(experts->layout) + slot.id];
+
+    return weights->gate_up != NULL ? weights : NULL;
+}
+
+uint64_t eep_experts_bytes(const struct eep_experts *experts)
+{
+    return experts->frames_bytes;
+}
+
+uint64_t eep_experts_count(const struct eep_experts *experts)
+{
+    return experts->count;
+}

@@ -1,0 +1,83 @@
+/*
+ * The expert weights that this rank executes: frames, one expert in each, and the slots that point
+ * to them.
+ *
+ *     seat (mapped in one piece)
+ *     ├ frame 0: [gate/up panels][down panels]  ◄── slot (layer 0, local 0)
+ *     ├ frame 1                                 ◄── slot (layer 0, local 1)
+ *     └ ...
+ *
+ * A frame is page-aligned and holds all that belongs to one expert. The data plane sees only the
+ * slot table, so that a later owner of frames (a cache shared by the node, another executor) fills
+ * the same table.
+ */
+#ifndef EEP_MOE_EXPERTS_H
+#define EEP_MOE_EXPERTS_H
+
+#include <stdint.h>
+
+#include "ckpt/ckpt.h"
+#include "kernels/kernels.h"
+#include "layout/layout.h"
+#include "model/config.h"
+
+struct eep_experts;
+
+/** Where the seats of this rank are filled from. */
+struct eep_experts_source {
+    const struct eep_model_config *config;
+    const struct eep_ckpt *ckpt;
+    const struct eep_kernels *kernels;
+    const struct eep_layout *layout;
+    uint32_t rank;  /* this rank and */
+    uint32_t ranks; /* how many there are: eep_layout_executor() tells the seats */
+};
+
+/** Bytes of the frames that a rank with that source holds. */
+uint64_t eep_experts_bytes_needed(const struct eep_experts_source *source);
+
+/**
+ * Reserve the frames of this rank's seats and fill them from the checkpoint; only those experts
+ * are read.
+ *
+ * @param progress      called after each expert with how many are loaded of how many; or NULL
+ * @param experts_out   owned by the caller, eep_experts_destroy()
+ */
+EEP_MUST_CHECK enum eep_status
+eep_experts_load(const struct eep_experts_source *source,
+                 void (*progress)(void *context, uint64_t loaded, uint64_t total), void *context,
+                 struct eep_experts **experts_out);
+
+/** NULL is allowed. */
+void eep_experts_destroy(struct eep_experts *experts);
+
+/** Weights of a slot of a MoE layer, or NULL when this rank does not hold it. */
+const struct eep_ffn_weights *eep_experts_slot(const struct eep_experts *experts, uint32_t layer,
+                                               struct eep_slot slot);
+
+/** Bytes of frames held, and of how many experts (replicas counted). */
+uint64_t eep_experts_bytes(const struct eep_experts *experts);
+uint64_t eep_experts_count(const struct eep_experts *experts);
+
+/**
+ * Pack one gated FFN (an expert, a shared expert, a dense MLP) of the checkpoint into `frame` and
+ * describe it. The dtype is BF16 if all three matrices are, else F32.
+ *
+ * @param gate     the role of its gate matrix; up and down follow it in enum eep_role
+ * @param frame    eep_ffn_frame_bytes() bytes, aligned to a cache line
+ */
+EEP_MUST_CHECK enum eep_status
+eep_ffn_pack(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
+             const struct eep_kernels *kernels, enum eep_role gate, uint32_t layer,
+             uint32_t expert, void *frame, struct eep_ffn_weights *weights_out);
+
+/** dtype in which that FFN is packed. */
+EEP_MUST_CHECK enum eep_status eep_ffn_dtype(const struct eep_model_config *config,
+                                             const struct eep_ckpt *ckpt, enum eep_role gate,
+                                             uint32_t layer, uint32_t expert,
+                                             enum eep_dtype *dtype_out);
+
+/** Bytes of a frame, a multiple of the page size. */
+uint64_t eep_ffn_frame_bytes(enum eep_dtype dtype, uint32_t hidden, uint32_t width);
+
+#endif
