@@ -6,6 +6,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "model/ffn.h"
 
 struct eep_experts {
     const struct eep_layout *layout;
@@ -14,56 +15,6 @@ struct eep_experts {
     uint64_t frames_bytes;
     uint64_t count;
 };
-
-uint64_t eep_ffn_frame_bytes(enum eep_dtype dtype, uint32_t hidden, uint32_t width)
-{
-    return eep_round_up(eep_ffn_gate_up_bytes(dtype, hidden, width) +
-                            eep_ffn_down_bytes(dtype, hidden, width),
-                        EEP_PAGE);
-}
-
-enum eep_status eep_ffn_dtype(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
-                              enum eep_role gate, uint32_t layer, uint32_t expert,
-                              enum eep_dtype *dtype_out)
-{
-    enum eep_dtype dtype = EEP_BF16;
-
-    for (int part = 0; part < 3; part++) {
-        const struct eep_tensor *tensor;
-
-        EEP_TRY(eep_model_tensor(config, ckpt, gate + part, layer, expert, &tensor));
-        if (tensor->dtype != EEP_BF16) {
-            dtype = EEP_F32;
-        }
-    }
-    *dtype_out = dtype;
-    return EEP_OK;
-}
-
-enum eep_status eep_ffn_pack(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
-                             const struct eep_kernels *kernels, enum eep_role gate, uint32_t layer,
-                             uint32_t expert, void *frame, struct eep_ffn_weights *weights_out)
-{
-    const struct eep_tensor *tensors[3];
-    enum eep_dtype dtype;
-
-    EEP_TRY(eep_ffn_dtype(config, ckpt, gate, layer, expert, &dtype));
-    for (int part = 0; part < 3; part++) {
-        EEP_TRY(eep_model_tensor(config, ckpt, gate + part, layer, expert, &tensors[part]));
-    }
-    const uint32_t width = (uint32_t)tensors[0]->shape[0], hidden = (uint32_t)tensors[0]->shape[1];
-    unsigned char *gate_up = frame;
-    unsigned char *down = gate_up + eep_ffn_gate_up_bytes(dtype, hidden, width);
-    const size_t panel_bytes = eep_panels_bytes(dtype, 1, hidden);
-
-    kernels->pack(dtype, width, hidden, tensors[0]->dtype, tensors[0]->data, gate_up, 2);
-    kernels->pack(dtype, width, hidden, tensors[1]->dtype, tensors[1]->data, gate_up + panel_bytes,
-                  2);
-    kernels->pack(dtype, hidden, width, tensors[2]->dtype, tensors[2]->data, down, 1);
-    *weights_out = (struct eep_ffn_weights){
-        .dtype = dtype, .hidden = hidden, .width = width, .gate_up = gate_up, .down = down};
-    return EEP_OK;
-}
 
 /* Calls visit(context, layer, slot, expert) for each slot that the rank executes; stops on error. */
 static enum eep_status for_each_slot(const struct eep_experts_source *source,
@@ -116,13 +67,12 @@ static enum eep_status measure_slot(void *context, uint32_t layer, struct eep_sl
 {
     struct loader *loader = context;
     const struct eep_model_config *config = loader->source->config;
-    enum eep_dtype dtype;
+    struct eep_ffn_shape shape;
 
     (void)slot;
-    EEP_TRY(eep_ffn_dtype(config, loader->source->ckpt, EEP_ROLE_EXPERT_GATE,
-                          model_layer(config, layer), expert, &dtype));
-    const uint64_t bytes = eep_ffn_frame_bytes(dtype, config->hidden, config->expert_width);
-    loader->frame_bytes = EEP_MAX(loader->frame_bytes, bytes);
+    EEP_TRY(eep_ffn_shape(config, loader->source->ckpt, EEP_ROLE_EXPERT_GATE,
+                          model_layer(config, layer), expert, &shape));
+    loader->frame_bytes = EEP_MAX(loader->frame_bytes, eep_ffn_frame_bytes(&shape));
     loader->count++;
     return EEP_OK;
 }

@@ -59,25 +59,4 @@ const struct eep_ffn_weights *eep_experts_slot(const struct eep_experts *experts
 uint64_t eep_experts_bytes(const struct eep_experts *experts);
 uint64_t eep_experts_count(const struct eep_experts *experts);
 
-/**
- * Pack one gated FFN (an expert, a shared expert, a dense MLP) of the checkpoint into `frame` and
- * describe it. The dtype is BF16 if all three matrices are, else F32.
- *
- * @param gate     the role of its gate matrix; up and down follow it in enum eep_role
- * @param frame    eep_ffn_frame_bytes() bytes, aligned to a cache line
- */
-EEP_MUST_CHECK enum eep_status
-eep_ffn_pack(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
-             const struct eep_kernels *kernels, enum eep_role gate, uint32_t layer,
-             uint32_t expert, void *frame, struct eep_ffn_weights *weights_out);
-
-/** dtype in which that FFN is packed. */
-EEP_MUST_CHECK enum eep_status eep_ffn_dtype(const struct eep_model_config *config,
-                                             const struct eep_ckpt *ckpt, enum eep_role gate,
-                                             uint32_t layer, uint32_t expert,
-                                             enum eep_dtype *dtype_out);
-
-/** Bytes of a frame, a multiple of the page size. */
-uint64_t eep_ffn_frame_bytes(enum eep_dtype dtype, uint32_t hidden, uint32_t width);
-
 #endif
