@@ -26,6 +26,7 @@
 
 struct eep_ckpt {
     char *dir;
+    char *source; /* path of the index or of the one data file */
     json_t *config;
     json_t *generation; /* NULL if there is none */
     struct eep_safetensors **files;
@@ -165,7 +166,8 @@ static enum eep_status list_files(const struct eep_ckpt *ckpt, json_t *map, json
     const char *tensor;
     json_t *value;
 
-    json_object_foreach(map, tensor, value) {
+    json_object_foreach(map, tensor, value)
+    {
         EEP_TRY(check_entry(ckpt, tensor, value));
         const char *name = json_string_value(value);
 
@@ -186,7 +188,8 @@ static enum eep_status open_files(struct eep_ckpt *ckpt, json_t *numbers)
 
     EEP_TRY(eep_mem_alloc(json_object_size(numbers), sizeof(*ckpt->files), "list of files",
                           &ckpt->files));
-    json_object_foreach(numbers, name, number) {
+    json_object_foreach(numbers, name, number)
+    {
         EEP_ASSERT((size_t)json_integer_value(number) == ckpt->file_count);
         enum eep_status status = open_file(ckpt, name);
 
@@ -204,7 +207,8 @@ static enum eep_status add_indexed(struct eep_ckpt *ckpt, json_t *map, const jso
     json_t *value;
 
     EEP_TRY(make_room(ckpt, json_object_size(map)));
-    json_object_foreach(map, tensor_name, value) {
+    json_object_foreach(map, tensor_name, value)
+    {
         const char *name = json_string_value(value);
         json_int_t number = json_integer_value(json_object_get(numbers, name));
         const struct eep_tensor *tensor = eep_safetensors_find(ckpt->files[number], tensor_name);
@@ -258,11 +262,9 @@ static enum eep_status open_tensors(struct eep_ckpt *ckpt)
 
     EEP_TRY(has_file(ckpt, INDEX_NAME, &has_index));
     EEP_TRY(has_file(ckpt, SINGLE_NAME, &has_single));
-    if (has_index) {
-        return open_indexed(ckpt);
-    }
-    if (has_single) {
-        return open_single(ckpt);
+    if (has_index || has_single) {
+        EEP_TRY(path_in(ckpt, has_index ? INDEX_NAME : SINGLE_NAME, &ckpt->source));
+        return has_index ? open_indexed(ckpt) : open_single(ckpt);
     }
     return EEP_FAIL(EEP_ERR_IO,
                     "%s: has neither %s nor %s; only safetensors checkpoints can be read",
@@ -300,6 +302,7 @@ void eep_ckpt_close(struct eep_ckpt *ckpt)
     eep_mem_free(ckpt->files);
     json_decref(ckpt->generation);
     json_decref(ckpt->config);
+    eep_mem_free(ckpt->source);
     eep_mem_free(ckpt->dir);
     eep_mem_free(ckpt);
 }
@@ -307,6 +310,11 @@ void eep_ckpt_close(struct eep_ckpt *ckpt)
 const char *eep_ckpt_dir(const struct eep_ckpt *ckpt)
 {
     return ckpt->dir;
+}
+
+const char *eep_ckpt_source(const struct eep_ckpt *ckpt)
+{
+    return ckpt->source;
 }
 
 const json_t *eep_ckpt_config(const struct eep_ckpt *ckpt)

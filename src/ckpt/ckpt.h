@@ -72,6 +72,8 @@ struct eep_ckpt;
 EEP_MUST_CHECK enum eep_status eep_ckpt_open(const char *dir, struct eep_ckpt **ckpt_out);
 void eep_ckpt_close(struct eep_ckpt *ckpt);
 const char *eep_ckpt_dir(const struct eep_ckpt *ckpt);
+/** Path of the file that lists the tensors: the index, or the one data file. For messages. */
+const char *eep_ckpt_source(const struct eep_ckpt *ckpt);
 /** The parsed config.json, an object. Borrowed. */
 const json_t *eep_ckpt_config(const struct eep_ckpt *ckpt);
 /** The parsed generation_config.json, or NULL if there is none. Borrowed. */

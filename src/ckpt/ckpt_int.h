@@ -23,8 +23,7 @@ EEP_MUST_CHECK enum eep_status eep_name_table_init(struct eep_name_table *table,
 void eep_name_table_free(struct eep_name_table *table);
 /** Add a tensor; false if its name is there already. */
 bool eep_name_table_add(struct eep_name_table *table, const struct eep_tensor *tensor);
-const struct eep_tensor *eep_name_table_find(const struct eep_name_table *table,
-                                             const char *name);
+const struct eep_tensor *eep_name_table_find(const struct eep_name_table *table, const char *name);
 
 /** A copy of `text`; free it with eep_mem_free(). */
 EEP_MUST_CHECK enum eep_status eep_ckpt_copy_text(const char *text, char **copy_out);

@@ -59,8 +59,9 @@ enum eep_status eep_ckpt_read_at(int fd, const char *path, uint64_t offset, size
             return EEP_FAIL(EEP_ERR_IO, "%s: cannot be read: %s", path, strerror(errno));
         }
         if (got == 0) {
-            return EEP_FAIL(EEP_ERR_IO, "%s: ends at byte %llu, it became shorter while it was read",
-                            path, (unsigned long long)(offset + done));
+            return EEP_FAIL(EEP_ERR_IO,
+                            "%s: ends at byte %llu, it became shorter while it was read", path,
+                            (unsigned long long)(offset + done));
         }
         done += (size_t)got;
     }

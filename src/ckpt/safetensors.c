@@ -91,8 +91,8 @@ static enum eep_status read_shape(const json_t *entry, struct eep_tensor *tensor
         fits = fits && !__builtin_mul_overflow(tensor->count, EEP_MAX(tensor->shape[dim], 1),
                                                &tensor->count);
     }
-    fits = fits && !__builtin_mul_overflow(tensor->count, eep_dtype_bytes(tensor->dtype),
-                                           &tensor->bytes);
+    fits = fits &&
+           !__builtin_mul_overflow(tensor->count, eep_dtype_bytes(tensor->dtype), &tensor->bytes);
     if (!fits) {
         return EEP_FAIL(EEP_ERR_FORMAT,
                         "%s: the shape of tensor " EEP_NAME_FMT " is larger than 2^64 bytes",
@@ -125,15 +125,15 @@ static enum eep_status read_range(const json_t *entry, const struct eep_safetens
 
     if (begin > end) {
         return EEP_FAIL(EEP_ERR_FORMAT,
-                        "%s: tensor " EEP_NAME_FMT " has data_offsets [%llu, %llu], begin after end",
+                        "%s: tensor " EEP_NAME_FMT
+                        " has data_offsets [%llu, %llu], begin after end",
                         tensor->file, tensor->name, begin, end);
     }
     if (end - begin != tensor->bytes) {
         return EEP_FAIL(EEP_ERR_FORMAT,
                         "%s: tensor " EEP_NAME_FMT
                         " is %llu bytes by its dtype and shape, but its data_offsets hold %llu",
-                        tensor->file, tensor->name, (unsigned long long)tensor->bytes,
-                        end - begin);
+                        tensor->file, tensor->name, (unsigned long long)tensor->bytes, end - begin);
     }
     if (end > file->data_bytes) {
         return EEP_FAIL(EEP_ERR_FORMAT,
@@ -166,7 +166,8 @@ static enum eep_status check_metadata(const char *path, json_t *metadata)
     if (!json_is_object(metadata)) {
         return EEP_FAIL(EEP_ERR_FORMAT, "%s: __metadata__ is not an object", path);
     }
-    json_object_foreach(metadata, key, value) {
+    json_object_foreach(metadata, key, value)
+    {
         if (!json_is_string(value)) {
             return EEP_FAIL(EEP_ERR_FORMAT,
                             "%s: the value of " EEP_NAME_FMT " in __metadata__ is not a string",
@@ -212,11 +213,12 @@ static enum eep_status check_cover(const struct eep_safetensors *file,
         covered = begin + sorted[i]->bytes;
     }
     if (covered != file->data_bytes) {
-        return EEP_FAIL(EEP_ERR_FORMAT,
-                        "%s: %llu extra bytes after the last tensor: the header needs %llu bytes of "
-                        "data, the file holds %llu",
-                        file->path, (unsigned long long)(file->data_bytes - covered),
-                        (unsigned long long)covered, (unsigned long long)file->data_bytes);
+        return EEP_FAIL(
+            EEP_ERR_FORMAT,
+            "%s: %llu extra bytes after the last tensor: the header needs %llu bytes of "
+            "data, the file holds %llu",
+            file->path, (unsigned long long)(file->data_bytes - covered),
+            (unsigned long long)covered, (unsigned long long)file->data_bytes);
     }
     return EEP_OK;
 }
@@ -248,7 +250,8 @@ static enum eep_status make_room(struct eep_safetensors *file, json_t *header)
     size_t name_bytes = 0;
     size_t count = 0;
 
-    json_object_foreach(header, key, entry) {
+    json_object_foreach(header, key, entry)
+    {
         if (!is_metadata(key)) {
             name_bytes += strlen(key) + 1;
             count++;
@@ -267,7 +270,8 @@ static enum eep_status read_header(struct eep_safetensors *file, json_t *header)
     EEP_TRY(make_room(file, header));
     char *names = file->names;
 
-    json_object_foreach(header, key, entry) {
+    json_object_foreach(header, key, entry)
+    {
         if (is_metadata(key)) {
             EEP_TRY(check_metadata(file->path, entry));
             continue;
@@ -296,8 +300,9 @@ enum eep_status eep_safetensors_parse(const char *path, const char *header, size
     json_t *json;
 
     if (header_bytes == 0 || header[0] != '{') {
-        return EEP_FAIL(EEP_ERR_FORMAT, "%s: the header does not begin with '{': it is not a "
-                                        "safetensors file",
+        return EEP_FAIL(EEP_ERR_FORMAT,
+                        "%s: the header does not begin with '{': it is not a "
+                        "safetensors file",
                         path);
     }
     EEP_TRY(eep_mem_alloc(1, sizeof(*file), "safetensors file", &file));

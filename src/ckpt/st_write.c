@@ -41,8 +41,8 @@ static json_t *make_entry(const struct eep_tensor_out *tensor, uint64_t begin, u
             shape = NULL;
         }
     }
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", eep_dtype_name(tensor->dtype), "shape",
-                     shape, "data_offsets", (json_int_t)begin, (json_int_t)end);
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", eep_dtype_name(tensor->dtype), "shape", shape,
+                     "data_offsets", (json_int_t)begin, (json_int_t)end);
 }
 
 static enum eep_status add_entries(json_t *header, const struct eep_tensor_out *tensors,
@@ -98,8 +98,9 @@ static enum eep_status make_header(const struct eep_tensor_out *tensors, size_t 
     json_decref(header);
     if (status == EEP_OK && strlen(*text_out) > EEP_ST_HEADER_MAX - HEADER_ALIGN) {
         free(*text_out);
-        status = EEP_FAIL(EEP_ERR_INVALID, "a header of %zu tensors is above the limit of %llu bytes",
-                          count, (unsigned long long)EEP_ST_HEADER_MAX);
+        status =
+            EEP_FAIL(EEP_ERR_INVALID, "a header of %zu tensors is above the limit of %llu bytes",
+                     count, (unsigned long long)EEP_ST_HEADER_MAX);
     }
     return status;
 }
