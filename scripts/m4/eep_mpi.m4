@@ -2,9 +2,11 @@
 #
 #   --with-mpi=DIR   use DIR/bin/mpicc
 #   MPICC=...        use that wrapper
+#
+# By default the mpicc on PATH, else the one that scripts/setup put into the build directory.
 AC_DEFUN([EEP_CHECK_MPI], [
     AC_ARG_WITH([mpi],
-        [AS_HELP_STRING([--with-mpi@<:@=DIR@:>@], [Open MPI 5 with ULFM (default: mpicc on PATH)])
+        [AS_HELP_STRING([--with-mpi@<:@=DIR@:>@], [Open MPI 5 with ULFM in DIR (default: mpicc on PATH)])
 AS_HELP_STRING([--without-mpi], [build a single-process eep])],
         [], [with_mpi=yes])
     AC_ARG_VAR([MPICC], [MPI's compiler wrapper])
@@ -12,34 +14,53 @@ AS_HELP_STRING([--without-mpi], [build a single-process eep])],
     eep_mpi_summary="no (single process)"
     MPI_CFLAGS= MPI_LIBS= MPIRUN=
     AS_IF([test "x$with_mpi" != xno], [
-        AS_IF([test "x$with_mpi" != xyes], [MPICC="$with_mpi/bin/mpicc"])
-        AS_IF([test "x$MPICC" = x], [AC_PATH_PROG([MPICC], [mpicc])])
-        AS_IF([test "x$MPICC" = x || test ! -x "`command -v $MPICC`"], [EEP_MPI_REFUSE([no mpicc was found])])
-        MPICC=`command -v $MPICC`
-        MPI_CFLAGS=`$MPICC --showme:compile 2>/dev/null`
-        MPI_LIBS=`$MPICC --showme:link 2>/dev/null`
-        AS_IF([test "x$MPI_LIBS" = x], [EEP_MPI_REFUSE([$MPICC is not Open MPI's])])
-        eep_save_CFLAGS=$CFLAGS eep_save_LIBS=$LIBS
-        CFLAGS="$CFLAGS $MPI_CFLAGS" LIBS="$MPI_LIBS $LIBS"
-        AC_CACHE_CHECK([whether $MPICC has ULFM], [eep_cv_mpi_ulfm], [
-            AC_LINK_IFELSE([AC_LANG_PROGRAM([[
-#include <mpi.h>
-#include <mpi-ext.h>
-]], [[MPI_Comm c = MPI_COMM_NULL; int flag = 0;
-return MPIX_Comm_shrink(c, &c) + MPIX_Comm_agree(c, &flag) + MPIX_Comm_revoke(c);]])],
-                [eep_cv_mpi_ulfm=yes], [eep_cv_mpi_ulfm=no])])
-        CFLAGS=$eep_save_CFLAGS LIBS=$eep_save_LIBS
-        AS_IF([test "x$eep_cv_mpi_ulfm" != xyes],
-            [EEP_MPI_REFUSE([the MPI of $MPICC has no ULFM (MPIX_Comm_shrink in mpi-ext.h)])])
-        eep_mpi=yes
-        MPIRUN="`dirname $MPICC`/mpirun"
-        eep_mpi_summary="$MPICC"
+        eep_mpi_trouble="no mpicc was found"
+        AS_IF([test "x$with_mpi" != xyes], [eep_mpi_wrappers="$with_mpi/bin/mpicc"],
+              [test "x$MPICC" != x], [eep_mpi_wrappers=$MPICC],
+              [eep_mpi_wrappers="mpicc `pwd`/openmpi/bin/mpicc"])
+        for eep_mpicc in $eep_mpi_wrappers; do
+            AS_IF([test $eep_mpi = no], [EEP_TRY_MPICC([$eep_mpicc])])
+        done
+        AS_IF([test $eep_mpi = no], [EEP_MPI_REFUSE([$eep_mpi_trouble])])
         AC_DEFINE([EEP_HAVE_MPI], [1], [Built with MPI])
     ])
     AC_SUBST([MPI_CFLAGS])
     AC_SUBST([MPI_LIBS])
     AC_SUBST([MPIRUN])
     AM_CONDITIONAL([EEP_MPI], [test $eep_mpi = yes])
+])
+
+# EEP_TRY_MPICC(WRAPPER): sets eep_mpi=yes and what belongs to it, or eep_mpi_trouble.
+AC_DEFUN([EEP_TRY_MPICC], [
+    AC_MSG_CHECKING([whether $1 is Open MPI's and has ULFM])
+    eep_mpi_path=`command -v $1`
+    AS_IF([test "x$eep_mpi_path" = x || test ! -x "$eep_mpi_path"], [
+        AS_IF([test "x$eep_mpi_wrappers" = "x$1"], [eep_mpi_trouble="there is no $1"])
+        AC_MSG_RESULT([not there])
+    ], [
+        eep_mpi_compile=`$eep_mpi_path --showme:compile 2>/dev/null` || eep_mpi_compile=
+        eep_mpi_link=`$eep_mpi_path --showme:link 2>/dev/null` || eep_mpi_link=
+        eep_save_CFLAGS=$CFLAGS eep_save_LIBS=$LIBS
+        CFLAGS="$CFLAGS $eep_mpi_compile" LIBS="$eep_mpi_link $LIBS"
+        AS_IF([test "x$eep_mpi_link" = x], [
+            eep_mpi_trouble="$eep_mpi_path is not Open MPI's"
+            AC_MSG_RESULT([no: not Open MPI's])
+        ], [AC_LINK_IFELSE([AC_LANG_PROGRAM([[
+#include <mpi.h>
+#include <mpi-ext.h>
+]], [[MPI_Comm c = MPI_COMM_NULL; int flag = 0;
+return MPIX_Comm_shrink(c, &c) + MPIX_Comm_agree(c, &flag) + MPIX_Comm_revoke(c);]])], [
+            eep_mpi=yes
+            MPICC=$eep_mpi_path MPI_CFLAGS=$eep_mpi_compile MPI_LIBS=$eep_mpi_link
+            MPIRUN="`dirname "$eep_mpi_path"`/mpirun"
+            eep_mpi_summary="$eep_mpi_path"
+            AC_MSG_RESULT([yes])
+        ], [
+            eep_mpi_trouble="the MPI of $eep_mpi_path has no ULFM (MPIX_Comm_shrink in mpi-ext.h)"
+            AC_MSG_RESULT([no: no ULFM])
+        ])])
+        CFLAGS=$eep_save_CFLAGS LIBS=$eep_save_LIBS
+    ])
 ])
 
 AC_DEFUN([EEP_MPI_REFUSE], [
