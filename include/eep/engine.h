@@ -1,0 +1,226 @@
+/**
+ * @file
+ * The engine: a checkpoint spread over MPI ranks, and requests that it answers.
+ *
+ * Every rank runs the same calls in the same order with the same arguments ("collective" below):
+ *
+ *     eep_engine_create()   joins the ranks, checks the checkpoint; reads nothing large
+ *     eep_engine_submit()   any number of requests, before or after loading
+ *     eep_engine_load()     reads the weights that this rank needs
+ *     eep_engine_step()     one forward pass over all ranks; again until it is idle
+ *     eep_engine_next_event()  tokens and ends of requests, the same on every rank
+ *     eep_engine_destroy()
+ *
+ * A request's tokens and logits do not depend on the number of ranks, on the layout of experts, on
+ * the other requests, on the chunk size, the threads or the kernels: the same bits.
+ *
+ * Requests are spread over the ranks (data parallel: attention and KV cache), experts over the
+ * ranks' seats (expert parallel). One thread per process calls these functions; none is safe to
+ * call from two threads at a time. There is at most one engine per process.
+ *
+ * When a function fails, eep_error_text() says what, where, which value and what to do; a failure
+ * of one rank fails the call on all of them with the same text, except EEP_ERR_PEER_LOST.
+ */
+#ifndef EEP_ENGINE_H
+#define EEP_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <eep/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Which fields of eep_engine_params are set; the others take their defaults. */
+enum eep_engine_field {
+    EEP_ENGINE_REDUNDANT = 1 << 0,
+    EEP_ENGINE_LAYOUT = 1 << 1,
+    EEP_ENGINE_MAX_BATCH_TOKENS = 1 << 2,
+    EEP_ENGINE_MAX_SEQUENCES = 1 << 3,
+    EEP_ENGINE_KV_TOKENS = 1 << 4,
+    EEP_ENGINE_THREADS = 1 << 5,
+    EEP_ENGINE_KERNELS = 1 << 6,
+    EEP_ENGINE_NODE_SIZE = 1 << 7,
+    EEP_ENGINE_PROGRESS = 1 << 8,
+    EEP_ENGINE_TIMEOUT = 1 << 9,
+};
+
+/** How to make an engine. Strings are copied. */
+struct eep_engine_params {
+    uint64_t fields;      /**< of enum eep_engine_field: which of the fields below count */
+    const char *model;    /**< a Hugging Face model directory; always needed */
+    uint32_t redundant;   /**< extra expert slots of each MoE layer, for replicas; default 0 */
+    const char *layout;   /**< file with an explicit initial layout; excludes `redundant` */
+    uint32_t max_batch_tokens; /**< rows of one rank in one step: the chunk of long prompts;
+                                    default 512 */
+    uint32_t max_sequences;    /**< requests that one rank runs at a time; default 64 */
+    uint64_t kv_tokens;   /**< positions of one rank's KV cache; default: what the requests that
+                               were submitted before loading need, or 16384 if there are none */
+    uint32_t threads;     /**< per rank; default: the cores that the launcher gave this rank, else
+                               the machine's cores over its ranks */
+    const char *kernels;  /**< "ref", "avx2", "avx512", "neon" or "auto", the default */
+    uint32_t node_size;   /**< every so many ranks count as one node; default: real nodes */
+    /** Called while loading with bytes done of bytes in all on this rank; any may be NULL. */
+    void (*progress)(void *context, uint64_t done, uint64_t total);
+    void *progress_context;
+    uint64_t timeout_ns;  /**< longest wait for another rank; default 300 s */
+};
+
+struct eep_engine;
+
+/**
+ * Join the ranks and check the checkpoint, on rank 0 first: config, index, headers, every tensor's
+ * name, dtype and shape. Collective.
+ *
+ * @param engine_out  owned by the caller, eep_engine_destroy(); set only on EEP_OK
+ *
+ * @retval EEP_ERR_FORMAT, EEP_ERR_IO, EEP_ERR_UNSUPPORTED  the checkpoint or layout is refused
+ * @retval EEP_ERR_INVALID    a parameter does not fit
+ * @retval EEP_ERR_PEER_LOST  a rank ended or did not answer in time
+ */
+EEP_API enum eep_status eep_engine_create(const struct eep_engine_params *params,
+                                          struct eep_engine **engine_out);
+
+/** Read the weights that this rank needs and take its memory. Collective.
+ *  @retval EEP_ERR_NOMEM  the node's memory does not hold it; the text has the sum */
+EEP_API enum eep_status eep_engine_load(struct eep_engine *engine);
+
+/** Leave the ranks and free all. NULL is allowed. Collective after success, local after a
+ *  failure; then this rank's process should end. */
+EEP_API void eep_engine_destroy(struct eep_engine *engine);
+
+EEP_API uint32_t eep_engine_rank(const struct eep_engine *engine);
+EEP_API uint32_t eep_engine_ranks(const struct eep_engine *engine);
+
+/** Entries of the model's vocabulary; ids are below it. */
+EEP_API uint32_t eep_engine_vocab(const struct eep_engine *engine);
+
+/** Longest prompt and answer together, in tokens. */
+EEP_API uint32_t eep_engine_max_positions(const struct eep_engine *engine);
+
+/**
+ * Text to ids with the checkpoint's tokenizer (read at the first use). Local.
+ *
+ * @param ids_out  owned by the caller, free() it
+ */
+EEP_API enum eep_status eep_engine_encode(struct eep_engine *engine, const char *text,
+                                          size_t bytes, uint32_t **ids_out, size_t *count_out);
+
+/** Ids to text without special tokens; NUL-terminated, owned by the caller, free() it. Local. */
+EEP_API enum eep_status eep_engine_decode(struct eep_engine *engine, const uint32_t *ids,
+                                          size_t count, char **text_out);
+
+/** Copy `bytes` bytes of rank 0 to all ranks. Collective. */
+EEP_API enum eep_status eep_engine_broadcast(struct eep_engine *engine, void *buffer,
+                                             size_t bytes);
+
+/**
+ * Agree on a status: EEP_OK if all ranks say so, else the first failing rank's status and text on
+ * every rank. Collective.
+ */
+EEP_API enum eep_status eep_engine_agree(struct eep_engine *engine, const char *what,
+                                         enum eep_status status);
+
+/** A prompt and how to go on from it. */
+struct eep_request {
+    const uint32_t *prompt; /**< copied */
+    size_t prompt_count;    /**< 1 .. max_positions - max_tokens */
+    uint32_t max_tokens;    /**< tokens to generate; 0 only with `score` */
+    double temperature;     /**< 0: the most likely token (greedy), ties to the lower id */
+    uint32_t top_k;         /**< sample from the k most likely; 0: all */
+    double top_p;           /**< sample from the smallest set with that probability; 1: all */
+    uint64_t seed;          /**< draws are a function of seed and position, nothing else */
+    bool ignore_eos;        /**< go on after an end-of-text token */
+    bool keep_logits;       /**< keep the logits of each generated token for
+                                 eep_engine_collect_logits() */
+    bool score;             /**< generate nothing; sum the prompt's negative log-likelihood */
+};
+
+/**
+ * Add a request. Collective.
+ *
+ * @param id_out  0, 1, 2, ... in the order of submission
+ *
+ * @retval EEP_ERR_INVALID  empty or too long a prompt, an id outside of the vocabulary, sampling
+ *                          parameters out of range; the text has the numbers
+ */
+EEP_API enum eep_status eep_engine_submit(struct eep_engine *engine,
+                                          const struct eep_request *request, uint64_t *id_out);
+
+enum eep_event_kind {
+    EEP_EVENT_TOKEN,  /**< a token was generated */
+    EEP_EVENT_DONE,   /**< the request is finished: its last token was reported, or its score */
+    EEP_EVENT_FAILED, /**< the request failed alone; `reason` says why */
+};
+
+struct eep_event {
+    enum eep_event_kind kind;
+    uint64_t request;   /**< its id */
+    uint32_t token;     /**< EEP_EVENT_TOKEN */
+    double nll;         /**< EEP_EVENT_DONE of a scored request: sum over tokens 1 .. n-1, natural
+                             logarithm */
+    char reason[128];   /**< EEP_EVENT_FAILED */
+};
+
+/**
+ * One forward pass over all ranks. Collective.
+ *
+ * @param idle_out  true when there was nothing to do
+ */
+EEP_API enum eep_status eep_engine_step(struct eep_engine *engine, bool *idle_out);
+
+/** The next event in order of steps and requests; false when there is none. Local. */
+EEP_API bool eep_engine_next_event(struct eep_engine *engine, struct eep_event *event_out);
+
+/** Tokens generated so far for a request, owned by the engine until the next step; the same on
+ *  every rank. Local. */
+EEP_API const uint32_t *eep_engine_tokens(const struct eep_engine *engine, uint64_t request,
+                                          size_t *count_out);
+
+/**
+ * Bring a finished request's kept logits to rank 0. Collective.
+ *
+ * @param logits_out  rank 0: (tokens, vocab) float32, owned by the caller, free() it; NULL on the
+ *                    other ranks
+ */
+EEP_API enum eep_status eep_engine_collect_logits(struct eep_engine *engine, uint64_t request,
+                                                  float **logits_out, size_t *tokens_out);
+
+/** Memory of one rank by kind, in bytes. */
+struct eep_rank_memory {
+    uint64_t dense;    /**< weights that are not experts */
+    uint64_t frames;   /**< expert weights */
+    uint64_t kv;       /**< KV cache, when full */
+    uint64_t buffers;  /**< activations, dispatch and combine, at most */
+    uint64_t resident; /**< what the process really holds now */
+    uint32_t node;
+    uint32_t experts;  /**< experts held, replicas and layers counted */
+};
+
+/** What runs here; see eep_engine_facts(). */
+struct eep_engine_facts {
+    const char *architecture; /**< such as "qwen3_moe" */
+    const char *kernels;
+    uint32_t ranks, nodes, threads;
+    uint32_t layers, moe_layers, experts, top_k;
+    uint32_t seats, slots_per_seat, redundant;
+    uint64_t prompt_tokens, generated_tokens; /**< of all ranks so far */
+    uint64_t prompt_ns;     /**< time of steps that took prompt tokens */
+    uint64_t generation_ns; /**< time of the other steps */
+    uint64_t generation_step_tokens; /**< tokens of those other steps */
+    uint64_t steps;
+    uint64_t load_ns;
+    const struct eep_rank_memory *memory; /**< (ranks), owned by the engine */
+};
+
+/** Collect the facts of all ranks. Collective. */
+EEP_API enum eep_status eep_engine_facts(struct eep_engine *engine,
+                                         struct eep_engine_facts *facts_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,307 @@
+/*
+ * Making an engine: join, check on rank 0, agree, load.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/engine_int.h"
+
+#define DEFAULT_BATCH_TOKENS 512u
+#define DEFAULT_SEQUENCES 64u
+#define DEFAULT_KV_TOKENS 16384u
+#define MAX_BATCH_TOKENS 65536u
+#define MAX_SEQUENCES 65536u
+
+static bool has(const struct eep_engine_params *p, uint64_t field)
+{
+    return (p->fields & field) != 0;
+}
+
+static enum eep_status check_params(const struct eep_engine *e,
+                                    const struct eep_engine_params *p)
+{
+    if (e->max_batch_tokens < 1 || e->max_batch_tokens > MAX_BATCH_TOKENS) {
+        return EEP_FAIL(EEP_ERR_INVALID, "max_batch_tokens is %u; eep takes 1 to %u",
+                        e->max_batch_tokens, MAX_BATCH_TOKENS);
+    }
+    if (e->max_sequences < 1 || e->max_sequences > MAX_SEQUENCES) {
+        return EEP_FAIL(EEP_ERR_INVALID, "max_sequences is %u; eep takes 1 to %u",
+                        e->max_sequences, MAX_SEQUENCES);
+    }
+    if (has(p, EEP_ENGINE_KV_TOKENS) && p->kv_tokens < EEP_KV_BLOCK) {
+        return EEP_FAIL(EEP_ERR_INVALID, "a KV cache of %llu positions is below one block of %u",
+                        (unsigned long long)p->kv_tokens, EEP_KV_BLOCK);
+    }
+    if (has(p, EEP_ENGINE_LAYOUT) && e->redundant > 0) {
+        return EEP_FAIL(EEP_ERR_INVALID, "a layout file already says which experts have replicas; "
+                                         "leave out the redundant experts");
+    }
+    return EEP_OK;
+}
+
+static enum eep_status set_params(struct eep_engine *e, const struct eep_engine_params *p)
+{
+    e->redundant = has(p, EEP_ENGINE_REDUNDANT) ? p->redundant : 0;
+    e->max_batch_tokens =
+        has(p, EEP_ENGINE_MAX_BATCH_TOKENS) ? p->max_batch_tokens : DEFAULT_BATCH_TOKENS;
+    e->max_sequences = has(p, EEP_ENGINE_MAX_SEQUENCES) ? p->max_sequences : DEFAULT_SEQUENCES;
+    e->kv_tokens = has(p, EEP_ENGINE_KV_TOKENS) ? p->kv_tokens : 0;
+    e->threads = has(p, EEP_ENGINE_THREADS) ? p->threads : 0;
+    if (has(p, EEP_ENGINE_PROGRESS)) {
+        e->progress = p->progress;
+        e->progress_context = p->progress_context;
+    }
+    e->model_dir = strdup(p->model != NULL ? p->model : "");
+    e->layout_path = has(p, EEP_ENGINE_LAYOUT) ? strdup(p->layout) : NULL;
+    if (e->model_dir == NULL || (has(p, EEP_ENGINE_LAYOUT) && e->layout_path == NULL)) {
+        return EEP_FAIL(EEP_ERR_NOMEM, "no memory for the engine's parameters");
+    }
+    EEP_TRY(check_params(e, p));
+    return eep_kernels_find(has(p, EEP_ENGINE_KERNELS) ? p->kernels : getenv("EEP_KERNELS"),
+                            &e->kernels);
+}
+
+/* Everything about the checkpoint that can be known without reading weights. */
+static enum eep_status check_checkpoint(struct eep_engine *e)
+{
+    struct eep_router router;
+
+    EEP_TRY(eep_ckpt_open(e->model_dir, &e->ckpt));
+    EEP_TRY(eep_model_config_read(e->ckpt, &e->config));
+    EEP_TRY(eep_model_check_tensors(&e->config, e->ckpt));
+    if (e->config.moe_layers == 0) {
+        return EEP_OK;
+    }
+    router = (struct eep_router){
+        .kind = e->config.router, .experts = e->config.experts, .top_k = e->config.top_k};
+    EEP_TRY(eep_router_check(&router));
+    if (e->layout_path != NULL) {
+        return eep_layout_load(e->layout_path, e->config.moe_layers, e->config.experts,
+                               &e->layout);
+    }
+    return eep_layout_initial(e->config.moe_layers, e->config.experts, e->xport->topo.size,
+                              e->redundant, &e->layout);
+}
+
+/* Rank 0 first, so that a bad checkpoint is read by one rank only and refused with one message. */
+static enum eep_status preflight(struct eep_engine *e)
+{
+    const bool first = e->xport->topo.rank == 0;
+
+    EEP_TRY(eep_agree(e->xport, "checkpoint on rank 0", first ? check_checkpoint(e) : EEP_OK));
+    return eep_agree(e->xport, "checkpoint", first ? EEP_OK : check_checkpoint(e));
+}
+
+static enum eep_status join(struct eep_engine *e, const struct eep_engine_params *p)
+{
+    const struct eep_world_params world = {
+        .node_size = has(p, EEP_ENGINE_NODE_SIZE) ? p->node_size : 0,
+        .timeout_ns = has(p, EEP_ENGINE_TIMEOUT) ? p->timeout_ns : 0,
+    };
+
+    EEP_TRY(eep_world_open(&world, &e->xport));
+    if (e->xport->topo.size > 1) {
+        eep_log_rank_set((int)e->xport->topo.rank);
+    }
+    return EEP_OK;
+}
+
+enum eep_status eep_engine_create(const struct eep_engine_params *params,
+                                  struct eep_engine **engine_out)
+{
+    struct eep_engine *e;
+    enum eep_status status;
+
+    EEP_TRY(eep_mem_alloc(1, sizeof(*e), "engine", &e));
+    EEP_TRY_GOTO(join(e, params), destroy);
+    EEP_TRY_GOTO(eep_agree(e->xport, "parameters", set_params(e, params)), destroy);
+    status = eep_mem_alloc(e->xport->topo.size, sizeof(*e->memory), "memory facts", &e->memory);
+    EEP_TRY_GOTO(eep_agree(e->xport, "memory facts", status), destroy);
+    EEP_TRY_GOTO(eep_threads_set(e->xport, e->threads, &e->threads), destroy);
+    EEP_TRY_GOTO(preflight(e), destroy);
+    *engine_out = e;
+    return EEP_OK;
+
+destroy:
+    if (e->xport != NULL) {
+        e->broken = status;
+    }
+    eep_engine_destroy(e);
+    return status;
+}
+
+static void report_progress(void *context, uint64_t loaded, uint64_t total)
+{
+    struct eep_engine *e = context;
+
+    e->progress(e->progress_context, loaded, total);
+}
+
+/* The weights that this rank needs. Local. */
+static enum eep_status load_weights(struct eep_engine *e)
+{
+    const struct eep_experts_source source = {.config = &e->config,
+                                              .ckpt = e->ckpt,
+                                              .kernels = e->kernels,
+                                              .layout = e->layout,
+                                              .rank = e->xport->topo.rank,
+                                              .ranks = e->xport->topo.size};
+
+    EEP_TRY(eep_model_load(&e->config, e->ckpt, e->kernels, &e->model));
+    if (e->layout != NULL) {
+        EEP_TRY(eep_experts_load(&source, e->progress != NULL ? report_progress : NULL, e,
+                                 &e->experts));
+    }
+    return EEP_OK;
+}
+
+/* Buffers of this rank. Local. */
+static enum eep_status take_buffers(struct eep_engine *e)
+{
+    const struct eep_model_config *c = &e->config;
+    const uint32_t max_context =
+        (uint32_t)EEP_MIN((uint64_t)c->max_positions, e->kv_tokens);
+
+    EEP_TRY(eep_kv_create(c->layers, c->kv_heads, c->head_dim, eep_kv_blocks(e->kv_tokens),
+                          &e->kv));
+    EEP_TRY(eep_forward_create(e->model, e->kv, EEP_MAX(e->max_batch_tokens, EEP_LOGIT_ROWS),
+                               max_context, &e->forward));
+    e->logits_stride = eep_panel_round(c->vocab);
+    EEP_TRY(eep_mem_alloc(EEP_LOGIT_ROWS, e->logits_stride * sizeof(float), "logits", &e->logits));
+    EEP_TRY(eep_mem_alloc(c->vocab, sizeof(*e->sampler_work), "sampler", &e->sampler_work));
+    EEP_TRY(eep_batch_create(e));
+    return e->layout != NULL ? eep_route_create(e->layout, &e->xport->topo, &e->route) : EEP_OK;
+}
+
+static enum eep_status create_block(struct eep_engine *e)
+{
+    const struct eep_model_config *c = &e->config;
+    const struct eep_moe_block_params params = {
+        .kernels = e->kernels,
+        .xport = e->xport,
+        .experts = e->experts,
+        .route = e->route,
+        .router = {.kind = c->router,
+                   .experts = c->experts,
+                   .top_k = c->top_k,
+                   .norm_topk = c->norm_topk},
+        .hidden = c->hidden,
+        .expert_width = c->expert_width,
+        .max_tokens = e->max_batch_tokens,
+    };
+
+    return e->layout != NULL ? eep_moe_block_create(&params, &e->block) : EEP_OK;
+}
+
+static enum eep_status load_all(struct eep_engine *e)
+{
+    if (e->kv_tokens == 0) {
+        e->kv_tokens = e->request_count > 0 ? eep_requests_kv_tokens(e) : DEFAULT_KV_TOKENS;
+    }
+    for (size_t i = 0; i < e->request_count; i++) {
+        const struct eep_request_entry *r = &e->requests[i];
+        const uint64_t positions = (uint64_t)r->prompt_count + r->max_tokens;
+
+        if (eep_kv_blocks(positions) > eep_kv_blocks(e->kv_tokens)) {
+            return EEP_FAIL(EEP_ERR_INVALID,
+                            "request %zu: %llu positions do not fit a KV cache of %llu", i,
+                            (unsigned long long)positions, (unsigned long long)e->kv_tokens);
+        }
+    }
+    EEP_TRY(eep_engine_reckon(e));
+    EEP_TRY(eep_agree(e->xport, "weights", load_weights(e)));
+    EEP_TRY(eep_agree(e->xport, "buffers", take_buffers(e)));
+    return eep_agree(e->xport, "exchange", create_block(e));
+}
+
+enum eep_status eep_engine_load(struct eep_engine *e)
+{
+    const uint64_t begin_ns = eep_clock_ns();
+
+    EEP_TRY(e->broken);
+    if (e->loaded) {
+        return EEP_FAIL(EEP_ERR_INVALID, "the engine's weights are loaded already");
+    }
+    e->broken = load_all(e);
+    if (e->broken == EEP_OK) {
+        e->loaded = true;
+        e->load_ns = eep_clock_ns() - begin_ns;
+    }
+    return e->broken;
+}
+
+void eep_engine_destroy(struct eep_engine *e)
+{
+    if (e == NULL) {
+        return;
+    }
+    eep_moe_block_destroy(e->block);
+    eep_batch_free(e);
+    eep_requests_free(e);
+    eep_mem_free(e->sampler_work);
+    eep_mem_free(e->logits);
+    eep_forward_destroy(e->forward);
+    eep_kv_destroy(e->kv);
+    eep_experts_destroy(e->experts);
+    eep_model_destroy(e->model);
+    eep_route_destroy(e->route);
+    eep_layout_destroy(e->layout);
+    eep_tokenizer_close(e->tokenizer);
+    eep_model_config_free(&e->config);
+    eep_ckpt_close(e->ckpt);
+    if (e->xport != NULL) {
+        e->xport->ops->close(e->xport, e->broken);
+    }
+    eep_mem_free(e->memory);
+    free(e->model_dir);
+    free(e->layout_path);
+    eep_mem_free(e);
+}
+
+uint32_t eep_engine_rank(const struct eep_engine *e)
+{
+    return e->xport->topo.rank;
+}
+
+uint32_t eep_engine_ranks(const struct eep_engine *e)
+{
+    return e->xport->topo.size;
+}
+
+uint32_t eep_engine_vocab(const struct eep_engine *e)
+{
+    return e->config.vocab;
+}
+
+uint32_t eep_engine_max_positions(const struct eep_engine *e)
+{
+    return e->config.max_positions;
+}
+
+static enum eep_status need_tokenizer(struct eep_engine *e)
+{
+    return e->tokenizer != NULL ? EEP_OK : eep_tokenizer_open(e->model_dir, &e->tokenizer);
+}
+
+enum eep_status eep_engine_encode(struct eep_engine *e, const char *text, size_t bytes,
+                                  uint32_t **ids_out, size_t *count_out)
+{
+    EEP_TRY(need_tokenizer(e));
+    return eep_tokenizer_encode(e->tokenizer, text, bytes, ids_out, count_out);
+}
+
+enum eep_status eep_engine_decode(struct eep_engine *e, const uint32_t *ids, size_t count,
+                                  char **text_out)
+{
+    EEP_TRY(need_tokenizer(e));
+    return eep_tokenizer_decode(e->tokenizer, ids, count, true, text_out);
+}
+
+enum eep_status eep_engine_broadcast(struct eep_engine *e, void *buffer, size_t bytes)
+{
+    EEP_TRY(e->broken);
+    return e->xport->ops->broadcast(e->xport, "broadcast", 0, buffer, bytes);
+}

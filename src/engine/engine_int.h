@@ -1,0 +1,167 @@
+/*
+ * The engine's state, shared by the files of src/engine.
+ *
+ *     engine.c    creating, loading, leaving        requests.c  the table and its events
+ *     agree.c     one status for all ranks          batch.c     which rows this rank's step takes
+ *     memory.c    reckoning before taking           step.c      the forward pass, sampling
+ *     threads.c   cores per rank (hwloc, OpenMP)    facts.c     what is reported
+ *
+ * Every rank holds the whole request table with all tokens; only the owner of a request holds its
+ * KV cache, its logits and its score. Owners tell the others by the events of each step's
+ * all-gather, so that any rank could go on with any request from its tokens.
+ */
+#ifndef EEP_ENGINE_INT_H
+#define EEP_ENGINE_INT_H
+
+#include <eep/engine.h>
+
+#include "base/status.h"
+#include "ckpt/ckpt.h"
+#include "layout/layout.h"
+#include "model/config.h"
+#include "model/forward.h"
+#include "model/sampler.h"
+#include "moe/block.h"
+#include "text/tokenizer.h"
+#include "xport/xport.h"
+
+#define EEP_LOGIT_ROWS 64u /* rows that go through the LM head at a time */
+
+enum eep_request_state {
+    EEP_REQUEST_WAITING, /* not begun by its owner */
+    EEP_REQUEST_RUNNING, /* the owner computes it; on other ranks it stays WAITING */
+    EEP_REQUEST_DONE,
+    EEP_REQUEST_FAILED,
+};
+
+struct eep_request_entry {
+    /* The same on every rank. */
+    uint32_t owner; /* rank that runs it */
+    enum eep_request_state state;
+    struct eep_sampling sampling;
+    uint32_t prompt_count;
+    uint32_t max_tokens;
+    bool ignore_eos, keep_logits, score;
+    uint32_t *tokens;     /* (prompt_count + max_tokens): prompt, then what was generated */
+    uint32_t token_count; /* of them known */
+    /* Only the owner's. */
+    uint32_t computed;    /* tokens whose K and V are stored */
+    uint32_t *blocks;     /* KV blocks, block_count of them while RUNNING */
+    uint32_t block_count;
+    float *logits;        /* (max_tokens, vocab) when kept */
+    double nll;           /* of the scored tokens so far */
+};
+
+/* What an owner tells the others; fixed width, since it travels. */
+enum eep_wire_kind {
+    EEP_WIRE_TOKEN,
+    EEP_WIRE_LAST_TOKEN,    /* and the request is done */
+    EEP_WIRE_SCORED,        /* value = the bits of the double */
+    EEP_WIRE_FAILED_ROUTER, /* value = layer */
+    EEP_WIRE_FAILED_LOGITS,
+};
+
+struct eep_wire_event {
+    uint32_t request;
+    uint32_t kind;
+    uint64_t value;
+};
+
+struct eep_wire_step {
+    int32_t status; /* of this rank; not EEP_OK: all leave the step loop */
+    uint32_t event_count;
+    uint32_t prompt_rows;     /* rows of the step that were not a generated token's */
+    uint32_t generation_rows;
+    /* followed by event_count events, max_sequences reserved */
+};
+
+_Static_assert(sizeof(struct eep_wire_event) == 16, "travels between ranks");
+_Static_assert(sizeof(struct eep_wire_step) == 16, "travels between ranks");
+
+struct eep_engine {
+    /* Parameters, defaults filled in. */
+    char *model_dir, *layout_path;
+    uint32_t redundant, max_batch_tokens, max_sequences, threads;
+    uint64_t kv_tokens; /* 0 until it is known */
+    void (*progress)(void *context, uint64_t done, uint64_t total);
+    void *progress_context;
+
+    /* From eep_engine_create(). */
+    struct eep_xport *xport;
+    const struct eep_kernels *kernels;
+    struct eep_ckpt *ckpt;
+    struct eep_model_config config;
+    struct eep_layout *layout;
+    struct eep_tokenizer *tokenizer; /* NULL until first used */
+    enum eep_status broken; /* a failure after which no collective call works */
+
+    /* From eep_engine_load(). */
+    bool loaded;
+    struct eep_route *route;
+    struct eep_experts *experts;
+    struct eep_model *model;
+    struct eep_kv *kv;
+    struct eep_forward *forward;
+    struct eep_moe_block *block; /* NULL when no layer is MoE */
+    float *logits;               /* (EEP_LOGIT_ROWS, logits_stride) */
+    size_t logits_stride;
+    struct eep_sampler_entry *sampler_work; /* (vocab) */
+
+    /* Requests. */
+    struct eep_request_entry *requests;
+    size_t request_count, request_capacity;
+    size_t unfinished; /* the same on every rank */
+    size_t next_own;   /* requests before it are not waiting on this rank */
+
+    /* This rank's running requests and the rows of its current step. */
+    uint32_t *running; /* (max_sequences) request numbers, in order of admission */
+    uint32_t running_count;
+    uint32_t *row_tokens, *row_positions; /* (max_batch_tokens) */
+    uint32_t *row_seq;                    /* (max_batch_tokens): index into seqs */
+    struct eep_attention_seq *seqs;       /* (max_sequences) */
+    uint32_t *seq_request;                /* (max_sequences) */
+    int32_t *seq_failed;                  /* (max_sequences): layer of a failed row, or -1 */
+    struct eep_batch batch;
+    uint32_t prompt_rows, generation_rows;
+
+    /* Events: of this step on their way out, and those that the caller has not read yet. */
+    unsigned char *wire_out, *wire_in; /* one, (ranks) of wire_bytes */
+    size_t wire_bytes;
+    struct eep_event *events;
+    size_t event_first, event_count, event_capacity;
+
+    /* Counters. */
+    uint64_t prompt_tokens, generated_tokens, prompt_ns, generation_ns, generation_step_tokens;
+    uint64_t steps, load_ns;
+    struct eep_rank_memory *memory; /* (ranks) */
+};
+
+/* agree.c */
+EEP_MUST_CHECK enum eep_status eep_agree(struct eep_xport *xport, const char *what,
+                                         enum eep_status status);
+
+/* memory.c: refuse what the nodes cannot hold, before anything is taken. Collective. */
+EEP_MUST_CHECK enum eep_status eep_engine_reckon(struct eep_engine *engine);
+
+/* threads.c: set this process's OpenMP team; `wanted` 0 = by the cores. Collective. */
+EEP_MUST_CHECK enum eep_status eep_threads_set(struct eep_xport *xport, uint32_t wanted,
+                                               uint32_t *threads_out);
+
+/* requests.c */
+void eep_requests_free(struct eep_engine *engine);
+/** Positions that all requests of one rank need at once at most; the largest over the ranks. */
+uint64_t eep_requests_kv_tokens(const struct eep_engine *engine);
+/** Put an event of an own request on the wire; at most one per running request and step. */
+void eep_requests_tell(struct eep_engine *engine, struct eep_wire_event event);
+/** Exchange the events of the step and apply them: the table is the same everywhere afterwards. */
+EEP_MUST_CHECK enum eep_status eep_requests_exchange(struct eep_engine *engine);
+
+/* batch.c */
+EEP_MUST_CHECK enum eep_status eep_batch_create(struct eep_engine *engine);
+void eep_batch_free(struct eep_engine *engine);
+/** Admit waiting requests and choose the rows of the next step. */
+EEP_MUST_CHECK enum eep_status eep_batch_build(struct eep_engine *engine);
+/** Give a finished request's blocks back and take it off the running list. */
+void eep_batch_retire(struct eep_engine *engine, uint32_t request);
+
+#endif

@@ -1,0 +1,326 @@
+/*
+ * The request table: the same on every rank after each step.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/mem.h"
+#include "engine/engine_int.h"
+
+static enum eep_status check_request(const struct eep_engine *e, const struct eep_request *r)
+{
+    const uint64_t total = (uint64_t)r->prompt_count + r->max_tokens;
+    const struct eep_sampling sampling = {
+        .temperature = r->temperature, .top_k = r->top_k, .top_p = r->top_p, .seed = r->seed};
+
+    if (r->prompt == NULL || r->prompt_count == 0) {
+        return EEP_FAIL(EEP_ERR_INVALID, "request %zu: the prompt is empty", e->request_count);
+    }
+    if (r->score ? r->max_tokens != 0 : r->max_tokens == 0) {
+        return EEP_FAIL(EEP_ERR_INVALID, "request %zu: max_tokens is %u; it must be %s",
+                        e->request_count, r->max_tokens, r->score ? "0 to score" : "1 or more");
+    }
+    if (total > e->config.max_positions) {
+        return EEP_FAIL(EEP_ERR_INVALID,
+                        "request %zu: %zu prompt tokens and max_tokens %u are %" PRIu64
+                        " positions; the model has %u (max_position_embeddings)",
+                        e->request_count, r->prompt_count, r->max_tokens, total,
+                        e->config.max_positions);
+    }
+    if (e->loaded && eep_kv_blocks(total) > eep_kv_total_blocks(e->kv)) {
+        return EEP_FAIL(EEP_ERR_INVALID,
+                        "request %zu: %" PRIu64 " positions do not fit a KV cache of %" PRIu64,
+                        e->request_count, total, e->kv_tokens);
+    }
+    for (size_t i = 0; i < r->prompt_count; i++) {
+        if (r->prompt[i] >= e->config.vocab) {
+            return EEP_FAIL(EEP_ERR_INVALID,
+                            "request %zu: token id %u is not in the vocabulary of %u",
+                            e->request_count, r->prompt[i], e->config.vocab);
+        }
+    }
+    EEP_TRY(eep_sampling_check(&sampling));
+    return EEP_OK;
+}
+
+static enum eep_status grow_table(struct eep_engine *e)
+{
+    if (e->request_count < e->request_capacity) {
+        return EEP_OK;
+    }
+    const size_t capacity = e->request_capacity == 0 ? 64 : 2 * e->request_capacity;
+    void *grown = realloc(e->requests, capacity * sizeof(*e->requests));
+    if (grown == NULL || capacity > UINT32_MAX) {
+        return EEP_FAIL(EEP_ERR_NOMEM, "no memory for %zu requests", capacity);
+    }
+    e->requests = grown;
+    e->request_capacity = capacity;
+    return EEP_OK;
+}
+
+/* What only the owner holds. */
+static enum eep_status add_own_parts(struct eep_engine *e, struct eep_request_entry *entry)
+{
+    if (entry->owner != e->xport->topo.rank) {
+        return EEP_OK;
+    }
+    EEP_TRY(eep_mem_alloc(eep_kv_blocks((uint64_t)entry->prompt_count + entry->max_tokens),
+                          sizeof(uint32_t), "KV block table", &entry->blocks));
+    if (entry->keep_logits) {
+        EEP_TRY(eep_mem_alloc((size_t)entry->max_tokens * e->config.vocab, sizeof(float),
+                              "kept logits", &entry->logits));
+    }
+    return EEP_OK;
+}
+
+static void free_entry(struct eep_request_entry *entry)
+{
+    eep_mem_free(entry->tokens);
+    eep_mem_free(entry->blocks);
+    eep_mem_free(entry->logits);
+}
+
+static enum eep_status add_request(struct eep_engine *e, const struct eep_request *r)
+{
+    EEP_TRY(check_request(e, r));
+    EEP_TRY(grow_table(e));
+    struct eep_request_entry entry = {
+        .owner = (uint32_t)(e->request_count % e->xport->topo.size),
+        .state = EEP_REQUEST_WAITING,
+        .sampling = {.temperature = r->temperature,
+                     .top_k = r->top_k,
+                     .top_p = r->top_p,
+                     .seed = r->seed},
+        .prompt_count = (uint32_t)r->prompt_count,
+        .max_tokens = r->max_tokens,
+        .ignore_eos = r->ignore_eos,
+        .keep_logits = r->keep_logits,
+        .score = r->score,
+        .token_count = (uint32_t)r->prompt_count,
+    };
+    EEP_TRY(eep_mem_alloc(r->prompt_count + r->max_tokens, sizeof(uint32_t), "request tokens",
+                          &entry.tokens));
+    memcpy(entry.tokens, r->prompt, r->prompt_count * sizeof(uint32_t));
+    const enum eep_status status = add_own_parts(e, &entry);
+    if (status != EEP_OK) {
+        free_entry(&entry);
+        return status;
+    }
+    e->requests[e->request_count] = entry;
+    return EEP_OK;
+}
+
+enum eep_status eep_engine_submit(struct eep_engine *e, const struct eep_request *request,
+                                  uint64_t *id_out)
+{
+    enum eep_status status = e->broken;
+
+    if (status == EEP_OK) {
+        status = add_request(e, request);
+    }
+    const enum eep_status agreed = eep_agree(e->xport, "submit", status);
+    if (agreed != EEP_OK) {
+        if (status == EEP_OK) { /* another rank could not take it */
+            free_entry(&e->requests[e->request_count]);
+        }
+        return agreed;
+    }
+    *id_out = e->request_count++;
+    e->unfinished++;
+    return EEP_OK;
+}
+
+void eep_requests_free(struct eep_engine *e)
+{
+    for (size_t i = 0; i < e->request_count; i++) {
+        free_entry(&e->requests[i]);
+    }
+    free(e->requests);
+    free(e->events);
+}
+
+uint64_t eep_requests_kv_tokens(const struct eep_engine *e)
+{
+    const uint32_t ranks = e->xport->topo.size;
+    uint64_t most = 0;
+
+    /* A rank runs max_sequences of its requests at a time, whichever: reckon with the longest. */
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        uint64_t sum = 0, longest = 0;
+
+        for (size_t i = rank; i < e->request_count; i += ranks) {
+            const struct eep_request_entry *r = &e->requests[i];
+            const uint64_t positions =
+                (uint64_t)eep_kv_blocks((uint64_t)r->prompt_count + r->max_tokens) * EEP_KV_BLOCK;
+
+            sum += positions;
+            longest = EEP_MAX(longest, positions);
+        }
+        most = EEP_MAX(most, EEP_MIN(sum, longest * e->max_sequences));
+    }
+    return most;
+}
+
+void eep_requests_tell(struct eep_engine *e, struct eep_wire_event event)
+{
+    struct eep_wire_step *head = (struct eep_wire_step *)e->wire_out;
+    struct eep_wire_event *events = (struct eep_wire_event *)(head + 1);
+
+    EEP_ASSERT(head->event_count < e->max_sequences);
+    events[head->event_count++] = event;
+}
+
+static enum eep_status push_event(struct eep_engine *e, const struct eep_event *event)
+{
+    if (e->event_first == e->event_count) {
+        e->event_first = e->event_count = 0;
+    }
+    if (e->event_count == e->event_capacity) {
+        const size_t capacity = e->event_capacity == 0 ? 256 : 2 * e->event_capacity;
+        void *grown = realloc(e->events, capacity * sizeof(*e->events));
+
+        if (grown == NULL) {
+            return EEP_FAIL(EEP_ERR_FATAL, "no memory for %zu unread events", capacity);
+        }
+        e->events = grown;
+        e->event_capacity = capacity;
+    }
+    e->events[e->event_count++] = *event;
+    return EEP_OK;
+}
+
+bool eep_engine_next_event(struct eep_engine *e, struct eep_event *event_out)
+{
+    if (e->event_first == e->event_count) {
+        return false;
+    }
+    *event_out = e->events[e->event_first++];
+    return true;
+}
+
+static enum eep_status finish(struct eep_engine *e, struct eep_event *event,
+                              enum eep_request_state state)
+{
+    struct eep_request_entry *r = &e->requests[event->request];
+
+    EEP_ASSERT(r->state == EEP_REQUEST_WAITING || r->state == EEP_REQUEST_RUNNING);
+    if (r->state == EEP_REQUEST_RUNNING) {
+        eep_batch_retire(e, (uint32_t)event->request);
+    }
+    r->state = state;
+    e->unfinished--;
+    return push_event(e, event);
+}
+
+static enum eep_status apply_token(struct eep_engine *e, const struct eep_wire_event *wire)
+{
+    struct eep_request_entry *r = &e->requests[wire->request];
+    const struct eep_event event = {
+        .kind = EEP_EVENT_TOKEN, .request = wire->request, .token = (uint32_t)wire->value};
+
+    EEP_ASSERT(r->token_count < r->prompt_count + r->max_tokens);
+    r->tokens[r->token_count++] = event.token;
+    e->generated_tokens++;
+    return push_event(e, &event);
+}
+
+/* Applies one event of any owner, this rank included. */
+static enum eep_status apply(struct eep_engine *e, const struct eep_wire_event *wire)
+{
+    struct eep_event event = {.kind = EEP_EVENT_DONE, .request = wire->request};
+
+    EEP_ASSERT(wire->request < e->request_count);
+    switch ((enum eep_wire_kind)wire->kind) {
+    case EEP_WIRE_TOKEN:
+        return apply_token(e, wire);
+    case EEP_WIRE_LAST_TOKEN:
+        EEP_TRY(apply_token(e, wire));
+        return finish(e, &event, EEP_REQUEST_DONE);
+    case EEP_WIRE_SCORED:
+        memcpy(&event.nll, &wire->value, sizeof(event.nll));
+        return finish(e, &event, EEP_REQUEST_DONE);
+    case EEP_WIRE_FAILED_ROUTER:
+        event.kind = EEP_EVENT_FAILED;
+        snprintf(event.reason, sizeof(event.reason),
+                 "the expert scores of layer %u are not finite numbers", (uint32_t)wire->value);
+        return finish(e, &event, EEP_REQUEST_FAILED);
+    case EEP_WIRE_FAILED_LOGITS:
+        event.kind = EEP_EVENT_FAILED;
+        snprintf(event.reason, sizeof(event.reason), "the logits are not finite numbers");
+        return finish(e, &event, EEP_REQUEST_FAILED);
+    }
+    return EEP_FAIL(EEP_ERR_FATAL, "a rank sent an event of unknown kind %u", wire->kind);
+}
+
+enum eep_status eep_requests_exchange(struct eep_engine *e)
+{
+    struct eep_wire_step *mine = (struct eep_wire_step *)e->wire_out;
+
+    mine->status = EEP_OK;
+    mine->prompt_rows = e->prompt_rows;
+    mine->generation_rows = e->generation_rows;
+    EEP_TRY(e->xport->ops->allgather(e->xport, "step", e->wire_out, e->wire_bytes, e->wire_in));
+    mine->event_count = 0;
+    e->prompt_rows = e->generation_rows = 0;
+    for (uint32_t r = 0; r < e->xport->topo.size; r++) {
+        const struct eep_wire_step *head =
+            (const struct eep_wire_step *)(e->wire_in + r * e->wire_bytes);
+        const struct eep_wire_event *events = (const struct eep_wire_event *)(head + 1);
+
+        EEP_ASSERT(head->event_count <= e->max_sequences);
+        e->prompt_rows += head->prompt_rows;
+        e->generation_rows += head->generation_rows;
+        for (uint32_t i = 0; i < head->event_count; i++) {
+            EEP_TRY(apply(e, &events[i]));
+        }
+    }
+    return EEP_OK;
+}
+
+const uint32_t *eep_engine_tokens(const struct eep_engine *e, uint64_t request, size_t *count_out)
+{
+    EEP_ASSERT(request < e->request_count);
+    const struct eep_request_entry *r = &e->requests[request];
+
+    *count_out = r->token_count - r->prompt_count;
+    return r->tokens + r->prompt_count;
+}
+
+enum eep_status eep_engine_collect_logits(struct eep_engine *e, uint64_t request,
+                                          float **logits_out, size_t *tokens_out)
+{
+    const uint32_t ranks = e->xport->topo.size, rank = e->xport->topo.rank;
+    enum eep_status status = EEP_OK;
+    float *logits = NULL;
+    size_t *bytes = NULL;
+
+    EEP_TRY(e->broken);
+    if (request >= e->request_count || !e->requests[request].keep_logits) {
+        return EEP_FAIL(EEP_ERR_INVALID, "request %" PRIu64 " keeps no logits", request);
+    }
+    const struct eep_request_entry *r = &e->requests[request];
+    const size_t rows = r->token_count - r->prompt_count;
+    const size_t total = rows * e->config.vocab * sizeof(float);
+    bytes = calloc(ranks, sizeof(*bytes));
+    logits = rank == 0 ? malloc(EEP_MAX(total, (size_t)1)) : NULL;
+    if (bytes == NULL || (rank == 0 && logits == NULL)) {
+        status = EEP_FAIL(EEP_ERR_NOMEM, "no memory for %zu bytes of logits", total);
+    }
+    status = eep_agree(e->xport, "collect logits", status);
+    if (status == EEP_OK) {
+        bytes[r->owner] = total;
+        status = e->xport->ops->gather(e->xport, "collect logits", 0, r->logits, bytes[rank],
+                                       bytes, logits);
+    }
+    free(bytes);
+    if (status != EEP_OK) {
+        free(logits);
+        return status;
+    }
+    *logits_out = logits;
+    *tokens_out = rows;
+    return EEP_OK;
+}

@@ -1,0 +1,212 @@
+/*
+ * A step: the forward pass of all ranks in lock step, layer by layer, then sampling, then one
+ * all-gather that tells every rank what the others' rows became.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "engine/engine_int.h"
+
+struct overlap {
+    struct eep_engine *engine;
+    uint32_t layer;
+};
+
+/* Work of a MoE layer that needs no other rank. */
+static void run_shared(void *context)
+{
+    const struct overlap *overlap = context;
+    struct eep_engine *e = overlap->engine;
+
+    eep_forward_shared(e->forward, overlap->layer, eep_moe_block_input(e->block),
+                       eep_moe_block_stride(e->block));
+}
+
+/* Remember the first layer whose scores were not finite, per sequence. */
+static void note_failures(struct eep_engine *e, uint32_t layer,
+                          const struct eep_moe_choice *choice)
+{
+    for (uint32_t r = 0; choice->failures > 0 && r < e->batch.rows; r++) {
+        if (choice->failed[r] && e->seq_failed[e->row_seq[r]] < 0) {
+            e->seq_failed[e->row_seq[r]] = (int32_t)layer;
+        }
+    }
+}
+
+static enum eep_status run_moe_layer(struct eep_engine *e, uint32_t layer, uint32_t moe_layer)
+{
+    struct overlap overlap = {.engine = e, .layer = layer};
+    struct eep_moe_choice choice;
+
+    eep_forward_mlp_input(e->forward, layer, eep_moe_block_input(e->block),
+                          eep_moe_block_stride(e->block));
+    EEP_TRY(eep_moe_block_run(e->block, moe_layer, &e->model->layers[layer].router, e->batch.rows,
+                              run_shared, &overlap, eep_forward_routed(e->forward),
+                              eep_forward_stride(e->forward), &choice));
+    note_failures(e, layer, &choice);
+    eep_forward_add_routed(e->forward);
+    return EEP_OK;
+}
+
+static enum eep_status run_layers(struct eep_engine *e)
+{
+    uint32_t moe_layer = 0;
+
+    eep_forward_begin(e->forward, &e->batch);
+    for (uint32_t layer = 0; layer < e->config.layers; layer++) {
+        eep_forward_attention(e->forward, layer);
+        if (e->config.layer_is_moe[layer]) {
+            EEP_TRY(run_moe_layer(e, layer, moe_layer++));
+        } else {
+            eep_forward_dense(e->forward, layer);
+        }
+    }
+    return EEP_OK;
+}
+
+static bool all_finite(const float *values, uint32_t count)
+{
+    float sum = 0.0f;
+
+    for (uint32_t i = 0; i < count; i++) {
+        sum += values[i] * 0.0f; /* NaN as soon as one is not finite */
+    }
+    return sum == 0.0f;
+}
+
+static bool is_eos(const struct eep_engine *e, uint32_t token)
+{
+    for (uint32_t i = 0; i < e->config.eos_count; i++) {
+        if (e->config.eos[i] == token) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The next token of a request from its last row's logits. */
+static void choose_token(struct eep_engine *e, uint32_t request, const float *logits)
+{
+    const struct eep_request_entry *r = &e->requests[request];
+    const uint32_t generated = r->token_count - r->prompt_count;
+    const uint32_t token = eep_sample(&r->sampling, logits, e->config.vocab, r->token_count,
+                                      e->sampler_work);
+    const bool last = generated + 1 == r->max_tokens || (!r->ignore_eos && is_eos(e, token));
+
+    if (r->logits != NULL) {
+        memcpy(r->logits + (size_t)generated * e->config.vocab, logits,
+               e->config.vocab * sizeof(float));
+    }
+    eep_requests_tell(e, (struct eep_wire_event){.request = request,
+                                                 .kind = last ? EEP_WIRE_LAST_TOKEN : EEP_WIRE_TOKEN,
+                                                 .value = token});
+}
+
+/* What the logits of a row are for: the score of the next prompt token, or a new token. */
+static void use_logits(struct eep_engine *e, uint32_t row, const float *logits)
+{
+    const uint32_t seq = e->row_seq[row], request = e->seq_request[seq];
+    struct eep_request_entry *r = &e->requests[request];
+
+    if (e->seq_failed[seq] >= 0) {
+        return;
+    }
+    if (!all_finite(logits, e->config.vocab)) {
+        e->seq_failed[seq] = INT32_MAX;
+    } else if (r->score) {
+        r->nll += eep_negative_log_likelihood(logits, e->config.vocab,
+                                              r->tokens[e->row_positions[row] + 1]);
+    } else {
+        choose_token(e, request, logits);
+    }
+}
+
+/* True for a row whose logits are needed. */
+static bool wants_logits(const struct eep_engine *e, uint32_t row)
+{
+    const struct eep_request_entry *r = &e->requests[e->seq_request[e->row_seq[row]]];
+    const bool last_known = e->row_positions[row] + 1 == r->token_count;
+
+    return r->score ? !last_known : last_known;
+}
+
+static void run_head(struct eep_engine *e)
+{
+    uint32_t rows[EEP_LOGIT_ROWS], count = 0;
+
+    for (uint32_t row = 0; row <= e->batch.rows; row++) {
+        if (count == EEP_LOGIT_ROWS || (row == e->batch.rows && count > 0)) {
+            eep_forward_logits(e->forward, rows, count, e->logits, e->logits_stride);
+            for (uint32_t i = 0; i < count; i++) {
+                use_logits(e, rows[i], e->logits + i * e->logits_stride);
+            }
+            count = 0;
+        }
+        if (row < e->batch.rows && wants_logits(e, row)) {
+            rows[count++] = row;
+        }
+    }
+}
+
+/* Ends of requests that are not their last token: failures and finished scores. */
+static void tell_ends(struct eep_engine *e)
+{
+    for (uint32_t s = 0; s < e->batch.seq_count; s++) {
+        const uint32_t request = e->seq_request[s];
+        struct eep_request_entry *r = &e->requests[request];
+        struct eep_wire_event event = {.request = request};
+
+        r->computed += e->seqs[s].rows;
+        if (e->seq_failed[s] >= 0) {
+            event.kind = e->seq_failed[s] == INT32_MAX ? EEP_WIRE_FAILED_LOGITS
+                                                       : EEP_WIRE_FAILED_ROUTER;
+            event.value = (uint64_t)e->seq_failed[s];
+            eep_requests_tell(e, event);
+        } else if (r->score && r->computed == r->prompt_count) {
+            event.kind = EEP_WIRE_SCORED;
+            memcpy(&event.value, &r->nll, sizeof(event.value));
+            eep_requests_tell(e, event);
+        }
+    }
+}
+
+/* Prompt steps and generation steps are timed apart; e->*_rows are of all ranks by now. */
+static void count_step(struct eep_engine *e, uint64_t ns)
+{
+    e->steps++;
+    e->prompt_tokens += e->prompt_rows;
+    if (e->prompt_rows > 0) {
+        e->prompt_ns += ns;
+    } else {
+        e->generation_ns += ns;
+        e->generation_step_tokens += e->generation_rows;
+    }
+}
+
+static enum eep_status run_step(struct eep_engine *e)
+{
+    const uint64_t begin_ns = eep_clock_ns();
+
+    EEP_TRY(eep_batch_build(e));
+    EEP_TRY(run_layers(e));
+    run_head(e);
+    tell_ends(e);
+    EEP_TRY(eep_requests_exchange(e));
+    count_step(e, eep_clock_ns() - begin_ns);
+    return EEP_OK;
+}
+
+enum eep_status eep_engine_step(struct eep_engine *e, bool *idle_out)
+{
+    EEP_TRY(e->broken);
+    if (!e->loaded) {
+        return EEP_FAIL(EEP_ERR_INVALID, "the engine's weights are not loaded");
+    }
+    *idle_out = e->unfinished == 0;
+    if (!*idle_out) {
+        e->broken = run_step(e); /* ranks are no longer in step after a failure */
+    }
+    return e->broken;
+}
