@@ -27,3 +27,18 @@ int eep_tool_failed(void)
     eep_log(EEP_LOG_ERROR, "%s", text[0] != '\0' ? text : "failed without a reason");
     return EEP_EXIT_FAILED;
 }
+
+int eep_tool_end(struct eep_engine *engine, enum eep_status status)
+{
+    int exit_status = EEP_EXIT_OK;
+
+    if (status != EEP_OK) {
+        exit_status = EEP_EXIT_FAILED;
+        /* What all ranks agreed on is said by one; a lost peer may be just that one. */
+        if (eep_tool_speaks() || eep_status_lost(status) >= EEP_LOST_PEER) {
+            exit_status = eep_tool_failed();
+        }
+    }
+    eep_engine_destroy(engine);
+    return exit_status;
+}

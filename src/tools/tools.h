@@ -7,6 +7,8 @@
 
 #include <stdbool.h>
 
+#include <eep/engine.h>
+
 #include "base/status.h"
 
 enum {
@@ -23,6 +25,12 @@ int eep_cmd_launch(int argc, char **argv);
 
 /** True on the rank that speaks for all: rank 0, as the launcher's environment says. */
 bool eep_tool_speaks(void);
+
+/**
+ * End a command that ran an engine: say what failed (once for all ranks when they agree on it),
+ * leave the ranks. Returns the exit status. engine may be NULL.
+ */
+int eep_tool_end(struct eep_engine *engine, enum eep_status status);
 
 /** Print the text of this thread's last failure on stderr; returns EEP_EXIT_FAILED. */
 int eep_tool_failed(void);

@@ -1,0 +1,220 @@
+#include "tools/engine_opts.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ckpt/ckpt.h"
+#include "tools/tools.h"
+
+void eep_engine_opts_table(struct eep_engine_opts *v, struct eep_opt *opts_out)
+{
+    const struct eep_opt table[EEP_ENGINE_OPT_COUNT] = {
+        {"model", EEP_OPT_STRING, &v->model, "DIR", "Hugging Face model directory (needed)"},
+        {"redundant-experts", EEP_OPT_U32, &v->redundant, "R",
+         "extra expert slots of each MoE layer, for replicas (default 0)"},
+        {"layout", EEP_OPT_STRING, &v->layout, "FILE", "explicit initial expert layout (JSON)"},
+        {"chunk", EEP_OPT_U32, &v->chunk, "N",
+         "rows of a rank in one step: prompts are cut into chunks\nof at most N tokens "
+         "(default 512)"},
+        {"max-sequences", EEP_OPT_U32, &v->max_sequences, "N",
+         "requests that a rank runs at a time (default 64)"},
+        {"kv-tokens", EEP_OPT_U64, &v->kv_tokens, "N",
+         "positions of a rank's KV cache (default: as needed)"},
+        {"threads", EEP_OPT_U32, &v->threads, "N",
+         "threads per rank (default: the machine's cores over its ranks)"},
+        {"kernels", EEP_OPT_STRING, &v->kernels, "NAME", "ref, avx2, avx512, neon or auto"},
+        {"node-size", EEP_OPT_U32, &v->node_size, "K",
+         "every K ranks count as one node (default: real nodes)"},
+        {"timeout", EEP_OPT_U32, &v->timeout_s, "SECONDS",
+         "longest wait for another rank (default 300)"},
+    };
+
+    memcpy(opts_out, table, sizeof(table));
+}
+
+struct bar {
+    int percent;
+};
+
+static void show_bar(void *context, uint64_t done, uint64_t total)
+{
+    struct bar *bar = context;
+    const int percent = total > 0 ? (int)(100 * done / total) : 100;
+
+    if (percent == bar->percent) {
+        return;
+    }
+    bar->percent = percent;
+    fprintf(stderr, "\rloading experts %3d %%%s", percent, percent == 100 ? "\r\033[K" : "");
+    fflush(stderr);
+}
+
+enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
+                                       struct eep_engine **engine_out)
+{
+    static struct bar bar = {.percent = -1};
+    struct eep_engine_params params = {
+        .model = v->model,
+        .layout = v->layout,
+        .kernels = v->kernels,
+        .redundant = v->redundant,
+        .max_batch_tokens = v->chunk,
+        .max_sequences = v->max_sequences,
+        .threads = v->threads,
+        .node_size = v->node_size,
+        .kv_tokens = v->kv_tokens,
+        .timeout_ns = (uint64_t)v->timeout_s * UINT64_C(1000000000),
+    };
+    const struct {
+        bool given;
+        uint64_t field;
+    } fields[] = {
+        {v->layout != NULL, EEP_ENGINE_LAYOUT},
+        {v->kernels != NULL, EEP_ENGINE_KERNELS},
+        {v->redundant != 0, EEP_ENGINE_REDUNDANT},
+        {v->chunk != 0, EEP_ENGINE_MAX_BATCH_TOKENS},
+        {v->max_sequences != 0, EEP_ENGINE_MAX_SEQUENCES},
+        {v->threads != 0, EEP_ENGINE_THREADS},
+        {v->node_size != 0, EEP_ENGINE_NODE_SIZE},
+        {v->kv_tokens != 0, EEP_ENGINE_KV_TOKENS},
+        {v->timeout_s != 0, EEP_ENGINE_TIMEOUT},
+    };
+
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        params.fields |= fields[i].given ? fields[i].field : 0;
+    }
+    if (eep_tool_speaks() && isatty(STDERR_FILENO)) {
+        params.fields |= EEP_ENGINE_PROGRESS;
+        params.progress = show_bar;
+        params.progress_context = &bar;
+    }
+    eep_ckpt_guard_sigbus();
+    return eep_engine_create(&params, engine_out);
+}
+
+enum eep_status eep_share_buffer(struct eep_engine *engine, enum eep_status status, void **data,
+                                 size_t *bytes)
+{
+    uint64_t size = *bytes;
+
+    EEP_TRY(eep_engine_agree(engine, "input", status));
+    EEP_TRY(eep_engine_broadcast(engine, &size, sizeof(size)));
+    if (eep_engine_rank(engine) != 0) {
+        *data = malloc(size > 0 ? size : 1);
+        *bytes = size;
+        if (*data == NULL) {
+            status = EEP_FAIL(EEP_ERR_NOMEM, "no memory for %llu bytes of input",
+                              (unsigned long long)size);
+        }
+    }
+    EEP_TRY(eep_engine_agree(engine, "input", status));
+    return size > 0 ? eep_engine_broadcast(engine, *data, size) : EEP_OK;
+}
+
+static enum eep_status read_all(const char *path, FILE *file, char **data_out, size_t *bytes_out)
+{
+    size_t used = 0, capacity = 1 << 16;
+    char *data = malloc(capacity);
+
+    while (data != NULL) {
+        used += fread(data + used, 1, capacity - used - 1, file);
+        if (ferror(file)) {
+            free(data);
+            return EEP_FAIL(EEP_ERR_IO, "%s: cannot be read: %s", path, strerror(errno));
+        }
+        if (feof(file)) {
+            data[used] = '\0';
+            *data_out = data;
+            *bytes_out = used;
+            return EEP_OK;
+        }
+        if (used + 1 == capacity) {
+            char *grown = realloc(data, 2 * capacity);
+
+            if (grown == NULL) {
+                free(data);
+                data = NULL;
+                break;
+            }
+            data = grown;
+            capacity *= 2;
+        }
+    }
+    return EEP_FAIL(EEP_ERR_NOMEM, "%s: no memory for more than %zu bytes", path, used);
+}
+
+enum eep_status eep_read_file(const char *path, char **data_out, size_t *bytes_out)
+{
+    const bool standard_input = strcmp(path, "-") == 0;
+    FILE *file = standard_input ? stdin : fopen(path, "rb");
+
+    if (file == NULL) {
+        return EEP_FAIL(EEP_ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
+    }
+    const enum eep_status status = read_all(path, file, data_out, bytes_out);
+    if (!standard_input) {
+        fclose(file);
+    }
+    return status;
+}
+
+static double per_second(uint64_t count, uint64_t ns)
+{
+    return ns > 0 ? (double)count * 1e9 / (double)ns : 0.0;
+}
+
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / (1 << 20);
+}
+
+static void print_memory(const struct eep_engine_facts *f)
+{
+    for (uint32_t r = 0; r < f->ranks; r++) {
+        const struct eep_rank_memory *m = &f->memory[r];
+
+        fprintf(stderr,
+                "memory      rank %u: %.1f MiB resident (dense %.1f, %u experts %.1f, KV cache up "
+                "to %.1f, buffers up to %.1f)\n",
+                r, mib(m->resident), mib(m->dense), m->experts, mib(m->frames), mib(m->kv),
+                mib(m->buffers));
+    }
+    for (uint32_t node = 0; node < f->nodes; node++) {
+        uint64_t resident = 0;
+        uint32_t ranks = 0;
+
+        for (uint32_t r = 0; r < f->ranks; r++) {
+            resident += f->memory[r].node == node ? f->memory[r].resident : 0;
+            ranks += f->memory[r].node == node;
+        }
+        fprintf(stderr, "memory      node %u: %.1f MiB resident in %u ranks\n", node, mib(resident),
+                ranks);
+    }
+}
+
+enum eep_status eep_print_facts(struct eep_engine *engine)
+{
+    struct eep_engine_facts f;
+
+    EEP_TRY(eep_engine_facts(engine, &f));
+    if (eep_engine_rank(engine) != 0) {
+        return EEP_OK;
+    }
+    fprintf(stderr, "model       %s, %u layers (%u MoE), %u experts, top-%u\n", f.architecture,
+            f.layers, f.moe_layers, f.experts, f.top_k);
+    fprintf(stderr,
+            "ranks       %u on %u node%s, %u thread%s each, %s kernels\n"
+            "slots       %u seats x %u slots a layer (%u redundant)\n",
+            f.ranks, f.nodes, f.nodes == 1 ? "" : "s", f.threads, f.threads == 1 ? "" : "s",
+            f.kernels, f.seats, f.slots_per_seat, f.redundant);
+    fprintf(stderr, "prompt      %llu tokens, %.1f tokens/s\n",
+            (unsigned long long)f.prompt_tokens, per_second(f.prompt_tokens, f.prompt_ns));
+    fprintf(stderr, "generation  %llu tokens, %.1f tokens/s\n",
+            (unsigned long long)f.generated_tokens,
+            per_second(f.generation_step_tokens, f.generation_ns));
+    print_memory(&f);
+    return EEP_OK;
+}

@@ -1,0 +1,49 @@
+/* What the commands that run an engine share: its options, loading bar, prompts from rank 0. */
+#ifndef EEP_TOOLS_ENGINE_OPTS_H
+#define EEP_TOOLS_ENGINE_OPTS_H
+
+#include <eep/engine.h>
+
+#include "base/status.h"
+#include "tools/opts.h"
+
+/** Values of the options that every engine command takes; zero = not given. */
+struct eep_engine_opts {
+    const char *model;
+    const char *layout;
+    const char *kernels;
+    uint32_t redundant;
+    uint32_t chunk;
+    uint32_t max_sequences;
+    uint32_t threads;
+    uint32_t node_size;
+    uint64_t kv_tokens;
+    uint32_t timeout_s;
+};
+
+#define EEP_ENGINE_OPT_COUNT 10
+
+/** Write the table of those options into opts_out (EEP_ENGINE_OPT_COUNT entries). */
+void eep_engine_opts_table(struct eep_engine_opts *values, struct eep_opt *opts_out);
+
+/** Make an engine as the options say; a loading bar is shown on rank 0's terminal. Collective. */
+EEP_MUST_CHECK enum eep_status eep_engine_opts_create(const struct eep_engine_opts *values,
+                                                      struct eep_engine **engine_out);
+
+/**
+ * Copy a buffer that rank 0 has made to all ranks. Collective.
+ *
+ * @param status  of rank 0's making it; a failure becomes that of all ranks
+ * @param data    rank 0: the bytes, from malloc(), replaced on the others (NULL there); free() it
+ */
+EEP_MUST_CHECK enum eep_status eep_share_buffer(struct eep_engine *engine, enum eep_status status,
+                                                void **data, size_t *bytes);
+
+/** Read a whole file ("-" = standard input). data_out is NUL-terminated behind `bytes`; free(). */
+EEP_MUST_CHECK enum eep_status eep_read_file(const char *path, char **data_out,
+                                             size_t *bytes_out);
+
+/** A few lines of facts on stderr (rank 0). Collective. */
+EEP_MUST_CHECK enum eep_status eep_print_facts(struct eep_engine *engine);
+
+#endif
