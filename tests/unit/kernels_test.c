@@ -373,8 +373,7 @@ START_TEST(gemm_any_threads)
         for (size_t b = 0; b < backend_count; b++) {
             memset(got, 0xff, rows * stride * sizeof(float));
             backends[b]->gemm(&gemm);
-            check_same(got, want, rows * stride, "%s gemm, %d threads", backends[b]->name,
-                       threads);
+            check_same(got, want, rows * stride, "%s gemm, %d threads", backends[b]->name, threads);
         }
     }
     omp_set_num_threads(before);
@@ -409,8 +408,8 @@ static void experts_make(struct experts *e, enum eep_dtype dtype, size_t hidden,
         }
         e->data[i][0] = both;
         e->data[i][1] = down.data;
-        e->weights[i] = (struct eep_ffn_weights){dtype, (uint32_t)hidden, (uint32_t)width, both,
-                                                 down.data};
+        e->weights[i] =
+            (struct eep_ffn_weights){dtype, (uint32_t)hidden, (uint32_t)width, both, down.data};
         eep_mem_free(down.values);
         matrix_free(&gate);
         matrix_free(&up);
@@ -445,8 +444,8 @@ static void check_ffn(enum eep_dtype dtype, size_t hidden, size_t width, const u
     }
     float *x = random_floats(17 * x_stride, 77);
     float *want = floats(total * y_stride), *got = floats(total * y_stride);
-    struct eep_ffn ffn = {groups,   EXPERTS, (uint32_t)hidden, (uint32_t)width, x,
-                          x_stride, want,    y_stride,         NULL};
+    struct eep_ffn ffn = {groups,   EXPERTS, (uint32_t)hidden, (uint32_t)width, x, x_stride, want,
+                          y_stride, NULL};
 
     ffn.scratch = get(ref->ffn_scratch_bytes(total, width), 1);
     ref->ffn(&ffn);
@@ -577,10 +576,10 @@ static void attention_make(struct attention_data *d, const struct attention_case
         d->context = EEP_MAX(d->context, end);
         block_count += eep_div_up(end, 32);
     }
-    d->cache = (struct eep_kv_layer){
-        .block_stride = eep_kv_block_floats(c->kv_heads, c->head_dim) + 16,
-        .kv_heads = c->kv_heads,
-        .head_dim = c->head_dim};
+    d->cache =
+        (struct eep_kv_layer){.block_stride = eep_kv_block_floats(c->kv_heads, c->head_dim) + 16,
+                              .kv_heads = c->kv_heads,
+                              .head_dim = c->head_dim};
     d->cache.kv = floats(block_count * d->cache.block_stride);
     for (size_t i = 0; i < block_count * d->cache.block_stride; i++) {
         d->cache.kv[i] = NAN;
@@ -588,7 +587,8 @@ static void attention_make(struct attention_data *d, const struct attention_case
     uint32_t next = (uint32_t)block_count;
     for (uint32_t s = 0; s < c->seq_count; s++) {
         size_t end = c->first_pos[s] + c->rows[s];
-        float *k = random_floats(end * kv_width, 40 + s), *v = random_floats(end * kv_width, 50 + s);
+        float *k = random_floats(end * kv_width, 40 + s),
+              *v = random_floats(end * kv_width, 50 + s);
 
         d->blocks[s] = get(eep_div_up(end, 32), sizeof(uint32_t));
         for (size_t b = 0; b < eep_div_up(end, 32); b++) {
@@ -735,9 +735,8 @@ START_TEST(attention_near_exact)
                     size += weight[at] / sum * fabs((double)v[at * dim + i]);
                 }
                 /* Scores below 16 err by 20 * 2^-24 * 16, which exp passes on; the rest is less. */
-                ck_assert_double_le(
-                    fabs((double)d.out[pos * d.q_stride + h * dim + i] - exact),
-                    1000 * 0x1p-24 * size);
+                ck_assert_double_le(fabs((double)d.out[pos * d.q_stride + h * dim + i] - exact),
+                                    1000 * 0x1p-24 * size);
             }
         }
     }

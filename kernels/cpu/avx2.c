@@ -1,0 +1,3 @@
+/* The AVX2 with FMA backend. */
+#define BACKEND avx2
+#include "kernels/cpu/backend_body.h"

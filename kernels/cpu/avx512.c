@@ -1,0 +1,3 @@
+/* The AVX-512 backend. */
+#define BACKEND avx512
+#include "kernels/cpu/backend_body.h"

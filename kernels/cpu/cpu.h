@@ -1,0 +1,105 @@
+/*
+ * What the files of the CPU backends share.
+ *
+ * The drivers (panels.c, gemm.c, ffn.c, attention.c, rows.c) know no instruction set: they split
+ * the work, keep data in the caches, and call an `eep_cpu_isa`. Each instruction set fills in that
+ * tables from the same bodies (tile_body.h, rows_body.h, probe_body.h) on its own vector layer
+ * (vec_*.h), in files that are compiled with its flags.
+ */
+#ifndef EEP_KERNELS_CPU_H
+#define EEP_KERNELS_CPU_H
+
+#include "kernels/kernels.h"
+
+/*
+ * Rows of x that a tile reads stand EEP_TILE_STRIDE floats apart, a constant for short addresses;
+ * EEP_TILE_K of them are used. The rest moves rows to different sets of the first-level cache.
+ */
+#define EEP_TILE_K 256
+#define EEP_TILE_STRIDE (EEP_TILE_K + 16)
+#define EEP_TILE_ROWS_MAX 12
+
+/** One product of a tile: `rows` rows of x by one panel, over `k` of its lines. */
+struct eep_cpu_tile {
+    const float *x; /* rows, EEP_TILE_STRIDE apart */
+    const void *w;  /* k lines of a panel */
+    size_t k;
+    float *c; /* rows of 32 sums, c_stride apart */
+    size_t c_stride;
+    bool start;        /* sums start from +0; else from c */
+    const char *ahead; /* memory needed next, to be fetched meanwhile: `ahead_step` bytes of */
+    size_t ahead_step; /* it per line of the panel */
+};
+
+typedef void eep_cpu_tile_fn(const struct eep_cpu_tile *tile);
+
+/** The tiles of an instruction set (tile_*.c), by rows; [0] is NULL. */
+struct eep_cpu_tiles {
+    unsigned rows; /* most rows of a tile, <= EEP_TILE_ROWS_MAX */
+    eep_cpu_tile_fn *f32[EEP_TILE_ROWS_MAX + 1];
+    eep_cpu_tile_fn *bf16[EEP_TILE_ROWS_MAX + 1];
+};
+
+/** The row operations of an instruction set (rows_*.c). */
+struct eep_cpu_rows {
+    /** h[i] = silu(gate[i]) * up[i] for one panel row of 32. */
+    void (*silu_mul)(const float *gate, const float *up, float *h);
+    void (*rmsnorm)(const float *x, size_t n, const float *weight, float eps, float *y);
+    /** Rotate `count` pairs (i, i + half) of one head; cosines and sines apart. */
+    void (*rope)(float *x, size_t half, size_t count, const float *cosine, const float *sine);
+    void (*add)(float *x, const float *y, size_t n);
+    void (*add_scaled)(float *x, float scale, const float *y, size_t n);
+    void (*weighted_sum)(enum eep_dtype dtype, const void *const *rows, const float *weights,
+                         size_t top_k, size_t n, float *out);
+
+    /*
+     * Softmax in three passes over elements first .. last-1 of pieces of one row. A piece starts at
+     * a multiple of 16 of the row, so element i is in lane i % 16.
+     */
+    /** x *= scale; the greater of `top` and all x. */
+    float (*scale_max)(float *x, size_t first, size_t last, float scale, float top);
+    /** x = exp(x - top), added to the lanes. */
+    void (*exp_sum)(float *x, size_t first, size_t last, float top, float lanes[16]);
+    void (*divide)(float *x, size_t first, size_t last, float by);
+};
+
+extern const struct eep_cpu_tiles eep_cpu_tiles_avx2;
+extern const struct eep_cpu_tiles eep_cpu_tiles_avx512;
+extern const struct eep_cpu_tiles eep_cpu_tiles_neon;
+extern const struct eep_cpu_rows eep_cpu_rows_avx2;
+extern const struct eep_cpu_rows eep_cpu_rows_avx512;
+extern const struct eep_cpu_rows eep_cpu_rows_neon;
+
+/** What the drivers need of an instruction set. */
+struct eep_cpu_isa {
+    const struct eep_cpu_tiles *tiles;
+    const struct eep_cpu_rows *rows;
+};
+
+/* gemm.c, ffn.c */
+void eep_cpu_gemm(const struct eep_cpu_isa *isa, const struct eep_gemm *gemm);
+size_t eep_cpu_ffn_scratch_bytes(size_t rows, size_t width);
+void eep_cpu_ffn(const struct eep_cpu_isa *isa, const struct eep_ffn *ffn);
+
+/* attention.c */
+size_t eep_cpu_attention_scratch_bytes(uint32_t heads, uint32_t head_dim, uint32_t max_context);
+void eep_cpu_attention(const struct eep_cpu_isa *isa, const struct eep_attention *attention);
+
+/* rows.c */
+void eep_cpu_rmsnorm(const struct eep_cpu_isa *isa, const float *x, size_t x_stride, size_t rows,
+                     size_t parts, size_t n, const float *weight, float eps, float *y,
+                     size_t y_stride);
+void eep_cpu_rope(const struct eep_cpu_isa *isa, float *x, size_t x_stride, size_t rows,
+                  size_t heads, size_t head_dim, const float *cos_sin);
+void eep_cpu_softmax(const struct eep_cpu_isa *isa, float *x, size_t x_stride, size_t rows,
+                     size_t n);
+void eep_cpu_add(const struct eep_cpu_isa *isa, float *x, size_t x_stride, const float *y,
+                 size_t y_stride, size_t rows, size_t n);
+void eep_cpu_add_gated(const struct eep_cpu_isa *isa, float *x, size_t x_stride, const float *y,
+                       size_t y_stride, const float *gate, size_t gate_stride, size_t rows,
+                       size_t n);
+void eep_cpu_weighted_sum(const struct eep_cpu_isa *isa, enum eep_dtype dtype,
+                          const void *const *rows, const float *weights, size_t tokens,
+                          size_t top_k, size_t n, float *out, size_t out_stride);
+
+#endif

@@ -1,0 +1,3 @@
+/* The NEON backend. */
+#define BACKEND neon
+#include "kernels/cpu/backend_body.h"
