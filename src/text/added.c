@@ -157,7 +157,7 @@ enum eep_status eep_added_cut(const struct eep_added *added, const char *text, s
             EEP_TRY(take(context, NULL, text + last, begin - last));
         }
         EEP_TRY(take(context, pattern->token, text + begin, end - begin));
-        last = at = end;
+        last = end; /* but at: white space taken in may hold the next token */
     }
     return last < bytes ? take(context, NULL, text + last, bytes - last) : EEP_OK;
 }

@@ -76,6 +76,14 @@ static enum eep_status read_added(struct eep_tokenizer *tokenizer)
                           &tokenizer->normalizer);
 }
 
+static void count_added(const struct eep_added *set, uint32_t *size, size_t *bytes)
+{
+    for (size_t i = 0; i < set->count; i++) {
+        *size = EEP_MAX(*size, set->patterns[i].token->id + 1);
+        *bytes += set->patterns[i].bytes;
+    }
+}
+
 /* Sizes of the tables of tokens by id; the ids have been checked. */
 static void count_tokens(const struct eep_tokenizer *tokenizer, json_t *vocab, uint32_t *size_out,
                          size_t *bytes_out)
@@ -90,10 +98,8 @@ static void count_tokens(const struct eep_tokenizer *tokenizer, json_t *vocab, u
         size = EEP_MAX(size, (uint32_t)json_integer_value(value) + 1);
         bytes += strlen(text);
     }
-    for (size_t i = 0; i < tokenizer->added_count; i++) {
-        size = EEP_MAX(size, tokenizer->added[i].id + 1);
-        bytes += tokenizer->added[i].bytes;
-    }
+    count_added(&tokenizer->in_raw, &size, &bytes);
+    count_added(&tokenizer->in_normalized, &size, &bytes);
     *size_out = size;
     *bytes_out = bytes;
 }
@@ -130,20 +136,22 @@ static enum eep_status store_vocab(struct eep_tokenizer *tokenizer, json_t *voca
     return EEP_OK;
 }
 
-static enum eep_status store_added(struct eep_tokenizer *tokenizer, char **store)
+/* An added token is shown as it is looked for: normalised, if it is matched in such text. */
+static enum eep_status store_added(struct eep_tokenizer *tokenizer, const struct eep_added *set,
+                                   char **store)
 {
-    for (size_t i = 0; i < tokenizer->added_count; i++) {
-        const struct eep_added_token *added = &tokenizer->added[i];
+    for (size_t i = 0; i < set->count; i++) {
+        const struct eep_added_token *added = set->patterns[i].token;
         struct token *token = &tokenizer->tokens[added->id];
         uint32_t known = eep_bpe_find(tokenizer->bpe, added->text);
 
         if (known != EEP_NO_TOKEN ? known != added->id : token->text != NULL) {
             return EEP_FAIL(EEP_ERR_FORMAT,
-                            "%s: added_tokens: '%.200s' has the id %u, but the vocabulary has "
-                            "another token or id for it",
+                            "%s: added_tokens: '%.200s' has the id %u, but there is another token "
+                            "or id for it",
                             tokenizer->path, added->text, added->id);
         }
-        store_token(token, added->text, added->bytes, store);
+        store_token(token, set->patterns[i].text, set->patterns[i].bytes, store);
         token->special = added->special;
     }
     return EEP_OK;
@@ -164,7 +172,8 @@ static enum eep_status build_tokens(struct eep_tokenizer *tokenizer)
     char *store = tokenizer->token_bytes;
 
     EEP_TRY(store_vocab(tokenizer, vocab, &store));
-    return store_added(tokenizer, &store);
+    EEP_TRY(store_added(tokenizer, &tokenizer->in_raw, &store));
+    return store_added(tokenizer, &tokenizer->in_normalized, &store);
 }
 
 static enum eep_status check_template_ids(const struct eep_tokenizer *tokenizer,
