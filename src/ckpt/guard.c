@@ -52,11 +52,13 @@ static const char *path_at(uintptr_t address)
     return NULL;
 }
 
-static void say(const char *text)
+/* Append to a message that has room for all its parts but the path, which may be cut. */
+static size_t append(char *message, size_t used, size_t room, const char *text)
 {
-    ssize_t ignored = write(STDERR_FILENO, text, strlen(text)); /* nothing can be done about it */
-
-    (void)ignored;
+    while (*text != '\0' && used < room) {
+        message[used++] = *text++;
+    }
+    return used;
 }
 
 static void on_sigbus(int signal_number, siginfo_t *info, void *context)
@@ -68,9 +70,16 @@ static void on_sigbus(int signal_number, siginfo_t *info, void *context)
         signal(signal_number, SIG_DFL);
         return;
     }
-    say("eep: error: ");
-    say(path);
-    say(": became shorter, or could not be read, while it was in use (SIGBUS)\n");
+    static const char reason[] =
+        ": became shorter, or could not be read, while it was in use (SIGBUS)\n";
+    char message[1024]; /* one write, so that lines of several processes do not mix */
+    size_t used = append(message, 0, sizeof(message), "eep: error: ");
+
+    used = append(message, used, sizeof(message) - sizeof(reason), path);
+    used = append(message, used, sizeof(message), reason);
+    ssize_t ignored = write(STDERR_FILENO, message, used); /* nothing can be done about it */
+
+    (void)ignored;
     _exit(1);
 }
 

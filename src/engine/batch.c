@@ -102,8 +102,8 @@ static void add_running(struct eep_engine *e, bool generating)
 enum eep_status eep_batch_build(struct eep_engine *e)
 {
     admit(e);
-    e->batch = (struct eep_batch){
-        .tokens = e->row_tokens, .positions = e->row_positions, .seqs = e->seqs};
+    e->batch =
+        (struct eep_batch){.tokens = e->row_tokens, .positions = e->row_positions, .seqs = e->seqs};
     e->prompt_rows = e->generation_rows = 0;
     add_running(e, true);
     add_running(e, false);

@@ -20,16 +20,15 @@ static bool has(const struct eep_engine_params *p, uint64_t field)
     return (p->fields & field) != 0;
 }
 
-static enum eep_status check_params(const struct eep_engine *e,
-                                    const struct eep_engine_params *p)
+static enum eep_status check_params(const struct eep_engine *e, const struct eep_engine_params *p)
 {
     if (e->max_batch_tokens < 1 || e->max_batch_tokens > MAX_BATCH_TOKENS) {
         return EEP_FAIL(EEP_ERR_INVALID, "max_batch_tokens is %u; eep takes 1 to %u",
                         e->max_batch_tokens, MAX_BATCH_TOKENS);
     }
     if (e->max_sequences < 1 || e->max_sequences > MAX_SEQUENCES) {
-        return EEP_FAIL(EEP_ERR_INVALID, "max_sequences is %u; eep takes 1 to %u",
-                        e->max_sequences, MAX_SEQUENCES);
+        return EEP_FAIL(EEP_ERR_INVALID, "max_sequences is %u; eep takes 1 to %u", e->max_sequences,
+                        MAX_SEQUENCES);
     }
     if (has(p, EEP_ENGINE_KV_TOKENS) && p->kv_tokens < EEP_KV_BLOCK) {
         return EEP_FAIL(EEP_ERR_INVALID, "a KV cache of %llu positions is below one block of %u",
@@ -79,8 +78,7 @@ static enum eep_status check_checkpoint(struct eep_engine *e)
         .kind = e->config.router, .experts = e->config.experts, .top_k = e->config.top_k};
     EEP_TRY(eep_router_check(&router));
     if (e->layout_path != NULL) {
-        return eep_layout_load(e->layout_path, e->config.moe_layers, e->config.experts,
-                               &e->layout);
+        return eep_layout_load(e->layout_path, e->config.moe_layers, e->config.experts, &e->layout);
     }
     return eep_layout_initial(e->config.moe_layers, e->config.experts, e->xport->topo.size,
                               e->redundant, &e->layout);
@@ -162,11 +160,10 @@ static enum eep_status load_weights(struct eep_engine *e)
 static enum eep_status take_buffers(struct eep_engine *e)
 {
     const struct eep_model_config *c = &e->config;
-    const uint32_t max_context =
-        (uint32_t)EEP_MIN((uint64_t)c->max_positions, e->kv_tokens);
+    const uint32_t max_context = (uint32_t)EEP_MIN((uint64_t)c->max_positions, e->kv_tokens);
 
-    EEP_TRY(eep_kv_create(c->layers, c->kv_heads, c->head_dim, eep_kv_blocks(e->kv_tokens),
-                          &e->kv));
+    EEP_TRY(
+        eep_kv_create(c->layers, c->kv_heads, c->head_dim, eep_kv_blocks(e->kv_tokens), &e->kv));
     EEP_TRY(eep_forward_create(e->model, e->kv, EEP_MAX(e->max_batch_tokens, EEP_LOGIT_ROWS),
                                max_context, &e->forward));
     e->logits_stride = eep_panel_round(c->vocab);

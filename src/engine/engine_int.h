@@ -45,11 +45,11 @@ struct eep_request_entry {
     uint32_t *tokens;     /* (prompt_count + max_tokens): prompt, then what was generated */
     uint32_t token_count; /* of them known */
     /* Only the owner's. */
-    uint32_t computed;    /* tokens whose K and V are stored */
-    uint32_t *blocks;     /* KV blocks, block_count of them while RUNNING */
+    uint32_t computed; /* tokens whose K and V are stored */
+    uint32_t *blocks;  /* KV blocks, block_count of them while RUNNING */
     uint32_t block_count;
-    float *logits;        /* (max_tokens, vocab) when kept */
-    double nll;           /* of the scored tokens so far */
+    float *logits; /* (max_tokens, vocab) when kept */
+    double nll;    /* of the scored tokens so far */
 };
 
 /* What an owner tells the others; fixed width, since it travels. */
@@ -70,7 +70,7 @@ struct eep_wire_event {
 struct eep_wire_step {
     int32_t status; /* of this rank; not EEP_OK: all leave the step loop */
     uint32_t event_count;
-    uint32_t prompt_rows;     /* rows of the step that were not a generated token's */
+    uint32_t prompt_rows; /* rows of the step that were not a generated token's */
     uint32_t generation_rows;
     /* followed by event_count events, max_sequences reserved */
 };
@@ -93,7 +93,7 @@ struct eep_engine {
     struct eep_model_config config;
     struct eep_layout *layout;
     struct eep_tokenizer *tokenizer; /* NULL until first used */
-    enum eep_status broken; /* a failure after which no collective call works */
+    enum eep_status broken;          /* a failure after which no collective call works */
 
     /* From eep_engine_load(). */
     bool loaded;

@@ -11,8 +11,8 @@ static struct eep_rank_memory own_memory(const struct eep_engine *e)
         m.frames = e->experts != NULL ? eep_experts_bytes(e->experts) : 0;
         m.experts = e->experts != NULL ? (uint32_t)eep_experts_count(e->experts) : 0;
         m.kv = eep_kv_bytes(e->kv);
-        m.buffers = eep_forward_bytes(e->forward) +
-                    (e->block != NULL ? eep_moe_block_bytes(e->block) : 0);
+        m.buffers =
+            eep_forward_bytes(e->forward) + (e->block != NULL ? eep_moe_block_bytes(e->block) : 0);
     }
     return m;
 }

@@ -22,9 +22,9 @@ static enum eep_status own_need(struct eep_engine *e, struct need *need_out)
     uint64_t dense;
 
     EEP_TRY(eep_model_bytes_needed(c, e->ckpt, &dense));
-    need_out->bytes = dense + (e->layout != NULL ? eep_experts_bytes_needed(&source) : 0) +
-                      eep_kv_bytes_needed(c->layers, c->kv_heads, c->head_dim,
-                                          eep_kv_blocks(e->kv_tokens));
+    need_out->bytes =
+        dense + (e->layout != NULL ? eep_experts_bytes_needed(&source) : 0) +
+        eep_kv_bytes_needed(c->layers, c->kv_heads, c->head_dim, eep_kv_blocks(e->kv_tokens));
     need_out->available = eep_mem_available_bytes();
     return EEP_OK;
 }
@@ -48,12 +48,13 @@ enum eep_status eep_engine_reckon(struct eep_engine *e)
     }
     eep_mem_free(all);
     if (status == EEP_OK && mine.available != 0 && sum > mine.available) {
-        status = EEP_FAIL(EEP_ERR_NOMEM,
-                          "node %u: its %llu ranks need %.2f GiB for weights and KV cache, %.2f GiB "
-                          "are available; use more nodes, fewer redundant experts or a smaller KV "
-                          "cache",
-                          topo->node, (unsigned long long)ranks, (double)sum / (1 << 30),
-                          (double)mine.available / (1 << 30));
+        status =
+            EEP_FAIL(EEP_ERR_NOMEM,
+                     "node %u: its %llu ranks need %.2f GiB for weights and KV cache, %.2f GiB "
+                     "are available; use more nodes, fewer redundant experts or a smaller KV "
+                     "cache",
+                     topo->node, (unsigned long long)ranks, (double)sum / (1 << 30),
+                     (double)mine.available / (1 << 30));
     }
     return eep_agree(e->xport, "memory", status);
 }

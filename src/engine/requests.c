@@ -312,8 +312,8 @@ enum eep_status eep_engine_collect_logits(struct eep_engine *e, uint64_t request
     status = eep_agree(e->xport, "collect logits", status);
     if (status == EEP_OK) {
         bytes[r->owner] = total;
-        status = e->xport->ops->gather(e->xport, "collect logits", 0, r->logits, bytes[rank],
-                                       bytes, logits);
+        status = e->xport->ops->gather(e->xport, "collect logits", 0, r->logits, bytes[rank], bytes,
+                                       logits);
     }
     free(bytes);
     if (status != EEP_OK) {

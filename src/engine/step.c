@@ -25,8 +25,7 @@ static void run_shared(void *context)
 }
 
 /* Remember the first layer whose scores were not finite, per sequence. */
-static void note_failures(struct eep_engine *e, uint32_t layer,
-                          const struct eep_moe_choice *choice)
+static void note_failures(struct eep_engine *e, uint32_t layer, const struct eep_moe_choice *choice)
 {
     for (uint32_t r = 0; choice->failures > 0 && r < e->batch.rows; r++) {
         if (choice->failed[r] && e->seq_failed[e->row_seq[r]] < 0) {
@@ -91,17 +90,18 @@ static void choose_token(struct eep_engine *e, uint32_t request, const float *lo
 {
     const struct eep_request_entry *r = &e->requests[request];
     const uint32_t generated = r->token_count - r->prompt_count;
-    const uint32_t token = eep_sample(&r->sampling, logits, e->config.vocab, r->token_count,
-                                      e->sampler_work);
+    const uint32_t token =
+        eep_sample(&r->sampling, logits, e->config.vocab, r->token_count, e->sampler_work);
     const bool last = generated + 1 == r->max_tokens || (!r->ignore_eos && is_eos(e, token));
 
     if (r->logits != NULL) {
         memcpy(r->logits + (size_t)generated * e->config.vocab, logits,
                e->config.vocab * sizeof(float));
     }
-    eep_requests_tell(e, (struct eep_wire_event){.request = request,
-                                                 .kind = last ? EEP_WIRE_LAST_TOKEN : EEP_WIRE_TOKEN,
-                                                 .value = token});
+    eep_requests_tell(e,
+                      (struct eep_wire_event){.request = request,
+                                              .kind = last ? EEP_WIRE_LAST_TOKEN : EEP_WIRE_TOKEN,
+                                              .value = token});
 }
 
 /* What the logits of a row are for: the score of the next prompt token, or a new token. */
@@ -160,8 +160,8 @@ static void tell_ends(struct eep_engine *e)
 
         r->computed += e->seqs[s].rows;
         if (e->seq_failed[s] >= 0) {
-            event.kind = e->seq_failed[s] == INT32_MAX ? EEP_WIRE_FAILED_LOGITS
-                                                       : EEP_WIRE_FAILED_ROUTER;
+            event.kind =
+                e->seq_failed[s] == INT32_MAX ? EEP_WIRE_FAILED_LOGITS : EEP_WIRE_FAILED_ROUTER;
             event.value = (uint64_t)e->seq_failed[s];
             eep_requests_tell(e, event);
         } else if (r->score && r->computed == r->prompt_count) {

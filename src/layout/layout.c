@@ -30,8 +30,8 @@ enum eep_status eep_layout_create(uint32_t layers, uint32_t experts, uint32_t se
     EEP_TRY_GOTO(eep_mem_alloc((size_t)layers * experts + 1, sizeof(uint32_t), "replica index",
                                &layout->replica_first),
                  destroy);
-    EEP_TRY_GOTO(
-        eep_mem_alloc(rows, sizeof(uint32_t), "replica slots", &layout->replica_slots), destroy);
+    EEP_TRY_GOTO(eep_mem_alloc(rows, sizeof(uint32_t), "replica slots", &layout->replica_slots),
+                 destroy);
     for (size_t i = 0; i < rows; i++) {
         layout->phys2log[i] = EEP_NO_EXPERT;
     }
@@ -119,8 +119,7 @@ enum eep_status eep_layout_initial(uint32_t layers, uint32_t experts, uint32_t s
         return EEP_FAIL(EEP_ERR_INVALID,
                         "%u redundant experts are too many: %u seats hold at most one replica "
                         "each of %u experts, so at most %llu fit",
-                        redundant, seats, experts,
-                        (unsigned long long)experts * (seats - 1));
+                        redundant, seats, experts, (unsigned long long)experts * (seats - 1));
     }
     const uint64_t total = (uint64_t)experts + redundant;
     const uint32_t small = (uint32_t)(total / seats), larger = (uint32_t)(total % seats);

@@ -18,8 +18,8 @@
 #include "base/status.h"
 
 struct eep_layout {
-    uint32_t layers;         /* MoE layers, counted without the dense ones */
-    uint32_t experts;        /* logical experts of each */
+    uint32_t layers;  /* MoE layers, counted without the dense ones */
+    uint32_t experts; /* logical experts of each */
     uint32_t seats;
     uint32_t slots_per_seat; /* S */
     int32_t *phys2log;       /* (layers, seats * S); EEP_NO_EXPERT for an empty slot */
@@ -51,8 +51,8 @@ static inline int32_t eep_layout_expert(const struct eep_layout *layout, uint32_
  * @retval EEP_ERR_INVALID  more redundant slots than seats can hold without two replicas of an
  *                          expert in one seat; the text has the numbers
  */
-EEP_MUST_CHECK enum eep_status eep_layout_initial(uint32_t layers, uint32_t experts,
-                                                  uint32_t seats, uint32_t redundant,
+EEP_MUST_CHECK enum eep_status eep_layout_initial(uint32_t layers, uint32_t experts, uint32_t seats,
+                                                  uint32_t redundant,
                                                   struct eep_layout **layout_out);
 
 /**
@@ -63,8 +63,8 @@ EEP_MUST_CHECK enum eep_status eep_layout_initial(uint32_t layers, uint32_t expe
  * @retval EEP_ERR_FORMAT  malformed, other counts, an id out of range, an expert without a slot:
  *                         the text names file, layer, slot or expert
  */
-EEP_MUST_CHECK enum eep_status eep_layout_load(const char *path, uint32_t layers,
-                                               uint32_t experts, struct eep_layout **layout_out);
+EEP_MUST_CHECK enum eep_status eep_layout_load(const char *path, uint32_t layers, uint32_t experts,
+                                               struct eep_layout **layout_out);
 
 /** NULL is allowed. */
 void eep_layout_destroy(struct eep_layout *layout);

@@ -65,8 +65,9 @@ static enum eep_status read_layout(const char *path, const json_t *file, uint32_
                         path, json_array_size(map), layers);
     }
     if ((uint64_t)seats * slots_per_seat < experts) {
-        return EEP_FAIL(EEP_ERR_FORMAT, "%s: %u seats x %u slots cannot hold the model's %u experts",
-                        path, seats, slots_per_seat, experts);
+        return EEP_FAIL(EEP_ERR_FORMAT,
+                        "%s: %u seats x %u slots cannot hold the model's %u experts", path, seats,
+                        slots_per_seat, experts);
     }
     if (layers > 0 && (uint64_t)seats * slots_per_seat != json_array_size(json_array_get(map, 0))) {
         return EEP_FAIL(EEP_ERR_FORMAT,

@@ -59,10 +59,7 @@ enum eep_status eep_ffn_pack(const struct eep_model_config *config, const struct
     kernels->pack(s.dtype, s.width, s.hidden, parts[0]->dtype, parts[0]->data, gate_up, 2);
     kernels->pack(s.dtype, s.width, s.hidden, parts[1]->dtype, parts[1]->data, up, 2);
     kernels->pack(s.dtype, s.hidden, s.width, parts[2]->dtype, parts[2]->data, down, 1);
-    *weights_out = (struct eep_ffn_weights){.dtype = s.dtype,
-                                            .hidden = s.hidden,
-                                            .width = s.width,
-                                            .gate_up = gate_up,
-                                            .down = down};
+    *weights_out = (struct eep_ffn_weights){
+        .dtype = s.dtype, .hidden = s.hidden, .width = s.width, .gate_up = gate_up, .down = down};
     return EEP_OK;
 }

@@ -38,9 +38,10 @@ uint64_t eep_ffn_frame_bytes(const struct eep_ffn_shape *shape);
  *
  * @param frame  eep_ffn_frame_bytes() bytes, aligned to a cache line; kept by weights_out
  */
-EEP_MUST_CHECK enum eep_status
-eep_ffn_pack(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
-             const struct eep_kernels *kernels, enum eep_role gate, uint32_t layer,
-             uint32_t expert, void *frame, struct eep_ffn_weights *weights_out);
+EEP_MUST_CHECK enum eep_status eep_ffn_pack(const struct eep_model_config *config,
+                                            const struct eep_ckpt *ckpt,
+                                            const struct eep_kernels *kernels, enum eep_role gate,
+                                            uint32_t layer, uint32_t expert, void *frame,
+                                            struct eep_ffn_weights *weights_out);
 
 #endif

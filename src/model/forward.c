@@ -10,17 +10,18 @@
 #include "base/mem.h"
 
 enum buffer { /* of float, mapped in one piece each */
-    HIDDEN,
-    NORMED,
-    Q,
-    K,
-    V,
-    ATTENDED,
-    PROJECTED, /* output of a projection back to hidden: attention, dense MLP, routed experts */
-    SHARED,
-    SCORE, /* the shared expert's gate */
-    COS_SIN,
-    BUFFERS
+              HIDDEN,
+              NORMED,
+              Q,
+              K,
+              V,
+              ATTENDED,
+              PROJECTED, /* output of a projection back to hidden: attention, dense MLP, routed
+                            experts */
+              SHARED,
+              SCORE, /* the shared expert's gate */
+              COS_SIN,
+              BUFFERS
 };
 
 struct eep_forward {
@@ -28,13 +29,13 @@ struct eep_forward {
     struct eep_kv *kv;
     uint32_t max_rows;
     uint32_t max_context;
-    size_t stride;                 /* floats of a row of HIDDEN, NORMED, PROJECTED, SHARED */
-    size_t q_stride, kv_stride;    /* of Q and ATTENDED; of K and V */
+    size_t stride;              /* floats of a row of HIDDEN, NORMED, PROJECTED, SHARED */
+    size_t q_stride, kv_stride; /* of Q and ATTENDED; of K and V */
     float *buffers[BUFFERS];
     size_t buffer_bytes[BUFFERS];
     void *scratch; /* of attention or an FFN, never both at a time */
     size_t scratch_bytes;
-    uint32_t *all_rows; /* 0, 1, 2, ... max_rows - 1 */
+    uint32_t *all_rows;         /* 0, 1, 2, ... max_rows - 1 */
     float *inverse_frequencies; /* (head_dim / 2) */
     struct eep_batch batch;     /* of the current step */
 };
@@ -63,9 +64,9 @@ static enum eep_status map_buffers(struct eep_forward *f)
 {
     const struct eep_model_config *c = f->model->config;
     const size_t floats[BUFFERS] = {
-        [HIDDEN] = f->stride,   [NORMED] = f->stride,    [Q] = f->q_stride,
-        [K] = f->kv_stride,     [V] = f->kv_stride,      [ATTENDED] = f->q_stride,
-        [PROJECTED] = f->stride, [SHARED] = f->stride,   [SCORE] = EEP_PANEL,
+        [HIDDEN] = f->stride,    [NORMED] = f->stride, [Q] = f->q_stride,
+        [K] = f->kv_stride,      [V] = f->kv_stride,   [ATTENDED] = f->q_stride,
+        [PROJECTED] = f->stride, [SHARED] = f->stride, [SCORE] = EEP_PANEL,
         [COS_SIN] = c->head_dim,
     };
 

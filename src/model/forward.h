@@ -22,16 +22,15 @@ struct eep_forward;
 /** The rows of one step on this rank. Borrowed by eep_forward_begin() until the next one. */
 struct eep_batch {
     uint32_t rows;
-    const uint32_t *tokens;    /* (rows): ids below the vocabulary's size */
-    const uint32_t *positions; /* (rows) */
+    const uint32_t *tokens;               /* (rows): ids below the vocabulary's size */
+    const uint32_t *positions;            /* (rows) */
     const struct eep_attention_seq *seqs; /* together they cover all rows */
     uint32_t seq_count;
 };
 
 /** model and kv are borrowed and must outlive the object. */
-EEP_MUST_CHECK enum eep_status eep_forward_create(const struct eep_model *model,
-                                                  struct eep_kv *kv, uint32_t max_rows,
-                                                  uint32_t max_context,
+EEP_MUST_CHECK enum eep_status eep_forward_create(const struct eep_model *model, struct eep_kv *kv,
+                                                  uint32_t max_rows, uint32_t max_context,
                                                   struct eep_forward **forward_out);
 /** NULL is allowed. */
 void eep_forward_destroy(struct eep_forward *forward);

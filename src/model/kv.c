@@ -13,8 +13,7 @@ struct eep_kv {
     uint64_t bytes;
 };
 
-uint64_t eep_kv_bytes_needed(uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
-                             uint32_t blocks)
+uint64_t eep_kv_bytes_needed(uint32_t layers, uint32_t kv_heads, uint32_t head_dim, uint32_t blocks)
 {
     return (uint64_t)layers * blocks * eep_kv_block_floats(kv_heads, head_dim) * sizeof(float);
 }

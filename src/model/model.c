@@ -138,9 +138,9 @@ enum eep_status eep_model_load(const struct eep_model_config *config, const stru
     EEP_TRY(eep_model_bytes_needed(config, ckpt, &bytes));
     EEP_TRY(eep_mem_alloc(1, sizeof(*model), "model", &model));
     *model = (struct eep_model){.config = config, .kernels = kernels};
-    EEP_TRY_GOTO(eep_mem_alloc(config->layers, sizeof(*model->layers), "model layers",
-                               &model->layers),
-                 destroy);
+    EEP_TRY_GOTO(
+        eep_mem_alloc(config->layers, sizeof(*model->layers), "model layers", &model->layers),
+        destroy);
     EEP_TRY_GOTO(eep_mem_map(bytes, "dense weights", &model->memory), destroy);
     model->bytes = bytes;
     EEP_TRY_GOTO(eep_model_tensor(config, ckpt, EEP_ROLE_EMBED, 0, 0, &model->embed), destroy);

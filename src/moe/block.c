@@ -23,10 +23,10 @@ struct eep_moe_block {
 
     /* Of what is executed here. */
     size_t max_pairs;
-    uint32_t max_slots;      /* physical slots of a layer */
-    uint32_t *slot_rows;     /* (max_slots + 1): counts, then starts */
-    uint32_t *x_rows;        /* (max_pairs), grouped by slot */
-    uint32_t *y_rows;        /* (max_pairs) */
+    uint32_t max_slots;           /* physical slots of a layer */
+    uint32_t *slot_rows;          /* (max_slots + 1): counts, then starts */
+    uint32_t *x_rows;             /* (max_pairs), grouped by slot */
+    uint32_t *y_rows;             /* (max_pairs) */
     struct eep_ffn_group *groups; /* (max_slots) */
     void *scratch;
     size_t scratch_bytes;
@@ -137,9 +137,8 @@ uint64_t eep_moe_block_bytes(const struct eep_moe_block *b)
     return bytes;
 }
 
-static void choose_experts(struct eep_moe_block *b, uint32_t layer,
-                           const struct eep_panels *router, uint32_t tokens,
-                           struct eep_moe_choice *choice_out)
+static void choose_experts(struct eep_moe_block *b, uint32_t layer, const struct eep_panels *router,
+                           uint32_t tokens, struct eep_moe_choice *choice_out)
 {
     const struct eep_moe_block_params *p = &b->params;
     const size_t stride = eep_panel_round(p->router.experts);

@@ -16,7 +16,8 @@ struct eep_experts {
     uint64_t count;
 };
 
-/* Calls visit(context, layer, slot, expert) for each slot that the rank executes; stops on error. */
+/* Calls visit(context, layer, slot, expert) for each slot that the rank executes; stops on error.
+ */
 static enum eep_status for_each_slot(const struct eep_experts_source *source,
                                      enum eep_status (*visit)(void *context, uint32_t layer,
                                                               struct eep_slot slot,

@@ -43,10 +43,10 @@ uint64_t eep_experts_bytes_needed(const struct eep_experts_source *source);
  * @param progress      called after each expert with how many are loaded of how many; or NULL
  * @param experts_out   owned by the caller, eep_experts_destroy()
  */
-EEP_MUST_CHECK enum eep_status
-eep_experts_load(const struct eep_experts_source *source,
-                 void (*progress)(void *context, uint64_t loaded, uint64_t total), void *context,
-                 struct eep_experts **experts_out);
+EEP_MUST_CHECK enum eep_status eep_experts_load(const struct eep_experts_source *source,
+                                                void (*progress)(void *context, uint64_t loaded,
+                                                                 uint64_t total),
+                                                void *context, struct eep_experts **experts_out);
 
 /** NULL is allowed. */
 void eep_experts_destroy(struct eep_experts *experts);

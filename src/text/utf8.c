@@ -153,8 +153,10 @@ bool eep_utf8_is_word(uint32_t code)
     case UTF8PROC_CATEGORY_NL:
     case UTF8PROC_CATEGORY_PC:
         return true;
-    default:
-        return code == 0x200c || code == 0x200d; /* the joiners */
+    default: /* the joiners, and letters in circles and squares, which are symbols by category */
+        return code == 0x200c || code == 0x200d || (code >= 0x24b6 && code <= 0x24e9) ||
+               (code >= 0x1f130 && code <= 0x1f149) || (code >= 0x1f150 && code <= 0x1f169) ||
+               (code >= 0x1f170 && code <= 0x1f189);
     }
 }
 

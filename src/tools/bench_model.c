@@ -110,13 +110,13 @@ static enum eep_status print_row(struct bench_model *b, uint32_t sequences, doub
                generation[n / 2], generation[n - 1]);
         return EEP_OK;
     }
-    json_t *row = json_pack(
-        "{s:s, s:i, s:i, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f}", "bench", "model", "ranks",
-        (int)f.ranks, "threads", (int)f.threads, "kernels", f.kernels, "sequences", (int)sequences,
-        "prompt_tokens", (int)b->prompt_tokens, "max_tokens", (int)b->max_tokens,
-        "prompt_tokens_per_s", prompt[n - 1], "prompt_tokens_per_s_median", prompt[n / 2],
-        "generation_tokens_per_s", generation[n - 1], "generation_tokens_per_s_median",
-        generation[n / 2]);
+    json_t *row =
+        json_pack("{s:s, s:i, s:i, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f}", "bench", "model",
+                  "ranks", (int)f.ranks, "threads", (int)f.threads, "kernels", f.kernels,
+                  "sequences", (int)sequences, "prompt_tokens", (int)b->prompt_tokens, "max_tokens",
+                  (int)b->max_tokens, "prompt_tokens_per_s", prompt[n - 1],
+                  "prompt_tokens_per_s_median", prompt[n / 2], "generation_tokens_per_s",
+                  generation[n - 1], "generation_tokens_per_s_median", generation[n / 2]);
     const bool written = row != NULL && json_dumpf(row, stdout, JSON_COMPACT) == 0;
     json_decref(row);
     putchar('\n');

@@ -210,8 +210,8 @@ enum eep_status eep_print_facts(struct eep_engine *engine)
             "slots       %u seats x %u slots a layer (%u redundant)\n",
             f.ranks, f.nodes, f.nodes == 1 ? "" : "s", f.threads, f.threads == 1 ? "" : "s",
             f.kernels, f.seats, f.slots_per_seat, f.redundant);
-    fprintf(stderr, "prompt      %llu tokens, %.1f tokens/s\n",
-            (unsigned long long)f.prompt_tokens, per_second(f.prompt_tokens, f.prompt_ns));
+    fprintf(stderr, "prompt      %llu tokens, %.1f tokens/s\n", (unsigned long long)f.prompt_tokens,
+            per_second(f.prompt_tokens, f.prompt_ns));
     fprintf(stderr, "generation  %llu tokens, %.1f tokens/s\n",
             (unsigned long long)f.generated_tokens,
             per_second(f.generation_step_tokens, f.generation_ns));

@@ -40,8 +40,7 @@ EEP_MUST_CHECK enum eep_status eep_share_buffer(struct eep_engine *engine, enum 
                                                 void **data, size_t *bytes);
 
 /** Read a whole file ("-" = standard input). data_out is NUL-terminated behind `bytes`; free(). */
-EEP_MUST_CHECK enum eep_status eep_read_file(const char *path, char **data_out,
-                                             size_t *bytes_out);
+EEP_MUST_CHECK enum eep_status eep_read_file(const char *path, char **data_out, size_t *bytes_out);
 
 /** A few lines of facts on stderr (rank 0). Collective. */
 EEP_MUST_CHECK enum eep_status eep_print_facts(struct eep_engine *engine);

@@ -68,12 +68,11 @@ static enum eep_status submit_windows(struct eval *v)
     v->nll = calloc(v->windows, sizeof(*v->nll));
     EEP_TRY(eep_engine_agree(
         v->engine, "windows",
-        v->nll != NULL ? EEP_OK : EEP_FAIL(EEP_ERR_NOMEM, "no memory for %zu windows", v->windows)));
+        v->nll != NULL ? EEP_OK
+                       : EEP_FAIL(EEP_ERR_NOMEM, "no memory for %zu windows", v->windows)));
     for (size_t w = 0; w < v->windows; w++) {
-        const struct eep_request request = {.prompt = v->ids + w * window,
-                                            .prompt_count = window,
-                                            .top_p = 1.0,
-                                            .score = true};
+        const struct eep_request request = {
+            .prompt = v->ids + w * window, .prompt_count = window, .top_p = 1.0, .score = true};
         uint64_t id;
 
         EEP_TRY(eep_engine_submit(v->engine, &request, &id));
@@ -116,10 +115,10 @@ static enum eep_status print_result(const struct eval *v)
         nll += v->nll[w]; /* in the order of the text, whoever scored them */
     }
     if (v->json) {
-        json_t *line = json_pack("{s:I, s:f, s:f, s:f, s:I, s:I}", "tokens", (json_int_t)tokens,
-                                 "nll", nll, "mean_nll", nll / tokens, "perplexity",
-                                 exp(nll / tokens), "windows", (json_int_t)v->windows,
-                                 "text_tokens", (json_int_t)v->id_count);
+        json_t *line =
+            json_pack("{s:I, s:f, s:f, s:f, s:I, s:I}", "tokens", (json_int_t)tokens, "nll", nll,
+                      "mean_nll", nll / tokens, "perplexity", exp(nll / tokens), "windows",
+                      (json_int_t)v->windows, "text_tokens", (json_int_t)v->id_count);
         if (line == NULL || json_dumpf(line, stdout, JSON_COMPACT) != 0) {
             json_decref(line);
             return EEP_FAIL(EEP_ERR_IO, "the result cannot be written");

@@ -33,11 +33,11 @@ struct generate {
     struct eep_engine *engine;
     uint32_t *prompt_counts; /* (count) */
     size_t count;
-    bool *ended;             /* (count) */
-    char (*reasons)[128];    /* (count): why a request failed, or "" */
-    size_t next_print;       /* requests before it are printed */
-    size_t streamed;         /* tokens of a single prompt that are on the screen */
-    bool no_text;            /* the model has no tokenizer */
+    bool *ended;          /* (count) */
+    char (*reasons)[128]; /* (count): why a request failed, or "" */
+    size_t next_print;    /* requests before it are printed */
+    size_t streamed;      /* tokens of a single prompt that are on the screen */
+    bool no_text;         /* the model has no tokenizer */
     size_t failures;
 };
 
@@ -175,7 +175,7 @@ static enum eep_status run_steps(struct generate *g)
 static enum eep_status write_logits(struct generate *g)
 {
     struct eep_tensor_out *tensors = calloc(g->count, sizeof(*tensors));
-    char (*names)[32] = calloc(g->count, sizeof(*names));
+    char(*names)[32] = calloc(g->count, sizeof(*names));
     float **logits = calloc(g->count, sizeof(*logits));
     const bool have_all = tensors != NULL && names != NULL && logits != NULL;
     enum eep_status status = eep_engine_agree(
@@ -247,8 +247,8 @@ static enum eep_status run(struct generate *g)
 
 static int check_usage(const struct generate *g)
 {
-    const int sources = (g->source.text != NULL) + (g->source.ids.count != 0) +
-                        (g->source.file != NULL);
+    const int sources =
+        (g->source.text != NULL) + (g->source.ids.count != 0) + (g->source.file != NULL);
 
     if (g->engine_opts.model == NULL) {
         return eep_opts_wrong(&help, "--model is needed");

@@ -211,9 +211,8 @@ static bool parse_word(const struct eep_command_help *help, const struct eep_opt
     return true;
 }
 
-enum eep_opts_result eep_opts_parse(const struct eep_command_help *help,
-                                    const struct eep_opt *opts, size_t opt_count, int argc,
-                                    char **argv, int *rest_out)
+enum eep_opts_result eep_opts_parse(const struct eep_command_help *help, const struct eep_opt *opts,
+                                    size_t opt_count, int argc, char **argv, int *rest_out)
 {
     int at = 1;
 

@@ -25,11 +25,11 @@ struct eep_u32_list {
 };
 
 struct eep_opt {
-    const char *name;       /* without the dashes */
+    const char *name; /* without the dashes */
     enum eep_opt_kind kind;
-    void *value;            /* of the kind's type, holds the default before parsing */
-    const char *argument;   /* what --help calls the argument; NULL for a flag */
-    const char *help;       /* one line, or several with \n */
+    void *value;          /* of the kind's type, holds the default before parsing */
+    const char *argument; /* what --help calls the argument; NULL for a flag */
+    const char *help;     /* one line, or several with \n */
 };
 
 /** A command: what --help shows. */
@@ -51,9 +51,8 @@ enum eep_opts_result {
  * @param rest_out  index of the first word that is no option, argc if there is none; NULL: such a
  *                  word is wrong usage
  */
-enum eep_opts_result eep_opts_parse(const struct eep_command_help *help,
-                                    const struct eep_opt *opts, size_t opt_count, int argc,
-                                    char **argv, int *rest_out);
+enum eep_opts_result eep_opts_parse(const struct eep_command_help *help, const struct eep_opt *opts,
+                                    size_t opt_count, int argc, char **argv, int *rest_out);
 
 /** Say what is wrong with the usage, on the first rank's stderr; returns EEP_EXIT_USAGE. */
 int eep_opts_wrong(const struct eep_command_help *help, const char *fmt, ...)

@@ -135,7 +135,8 @@ static enum eep_status append_line(struct eep_engine *engine, struct buffer *b,
                                    const struct eep_prompt_source *source, json_t *line)
 {
     struct eep_request request = source->defaults;
-    const json_t *text = json_object_get(line, "prompt"), *ids = json_object_get(line, "prompt_ids");
+    const json_t *text = json_object_get(line, "prompt"),
+                 *ids = json_object_get(line, "prompt_ids");
     const char *key;
     json_t *value;
 
@@ -181,8 +182,8 @@ static enum eep_status read_lines(struct eep_engine *engine, struct buffer *b,
 
         if (!is_blank(data + at, length)) {
             json_error_t error;
-            json_t *line = json_loadb(data + at, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL,
-                                      &error);
+            json_t *line =
+                json_loadb(data + at, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
 
             status = line != NULL ? append_line(engine, b, source, line)
                                   : EEP_FAIL(EEP_ERR_FORMAT, "not valid JSON: %s", error.text);

@@ -9,9 +9,9 @@
 
 /** Where prompts come from; exactly one of the first three is given. */
 struct eep_prompt_source {
-    const char *text;         /* --prompt */
-    struct eep_u32_list ids;  /* --prompt-ids */
-    const char *file;         /* --prompts-file; "-" = standard input */
+    const char *text;            /* --prompt */
+    struct eep_u32_list ids;     /* --prompt-ids */
+    const char *file;            /* --prompts-file; "-" = standard input */
     struct eep_request defaults; /* for what a line of the file leaves out */
 };
 

@@ -209,16 +209,24 @@ static void usage(void)
 
 int main(int argc, char **argv)
 {
-    struct shape s = {.hidden = 2048, .layers = 4, .experts = 64, .top_k = 8, .width = 768,
-                      .heads = 32, .kv_heads = 4, .head_dim = 128, .vocab = 2048,
-                      .positions = 4096, .seed = 1};
+    struct shape s = {.hidden = 2048,
+                      .layers = 4,
+                      .experts = 64,
+                      .top_k = 8,
+                      .width = 768,
+                      .heads = 32,
+                      .kv_heads = 4,
+                      .head_dim = 128,
+                      .vocab = 2048,
+                      .positions = 4096,
+                      .seed = 1};
     const struct {
         const char *name;
         uint32_t *value;
     } numbers[] = {
-        {"hidden", &s.hidden},     {"layers", &s.layers},     {"experts", &s.experts},
-        {"top_k", &s.top_k},       {"width", &s.width},       {"heads", &s.heads},
-        {"kv_heads", &s.kv_heads}, {"head_dim", &s.head_dim}, {"vocab", &s.vocab},
+        {"hidden", &s.hidden},       {"layers", &s.layers},     {"experts", &s.experts},
+        {"top_k", &s.top_k},         {"width", &s.width},       {"heads", &s.heads},
+        {"kv_heads", &s.kv_heads},   {"head_dim", &s.head_dim}, {"vocab", &s.vocab},
         {"positions", &s.positions},
     };
     char path[4096];
@@ -232,7 +240,8 @@ int main(int argc, char **argv)
         bool known = false;
 
         for (size_t n = 0; length > 0 && n < sizeof(numbers) / sizeof(numbers[0]); n++) {
-            if (strlen(numbers[n].name) == length && memcmp(argv[i], numbers[n].name, length) == 0) {
+            if (strlen(numbers[n].name) == length &&
+                memcmp(argv[i], numbers[n].name, length) == 0) {
                 *numbers[n].value = (uint32_t)strtoul(equals + 1, NULL, 10);
                 known = *numbers[n].value > 0;
             }
