@@ -131,9 +131,13 @@ END_TEST
 START_TEST(the_nearest_replicas_are_used_in_turn)
 {
     static const uint32_t nodes[] = {0, 0, 1, 1};
-    static const struct eep_topology topo = {
-        .rank = 1, .size = 4, .node = 0, .nodes = 2, .node_rank = 1, .node_size = 2,
-        .node_of = nodes};
+    static const struct eep_topology topo = {.rank = 1,
+                                             .size = 4,
+                                             .node = 0,
+                                             .nodes = 2,
+                                             .node_rank = 1,
+                                             .node_size = 2,
+                                             .node_of = nodes};
     /* Expert 0: here and elsewhere. 1: on this node and elsewhere. 2: twice elsewhere. */
     const char *path = write_file("{\"seats\": 4, \"slots_per_seat\": 2, "
                                   "\"phys2log\": [[0, 1, 0, -1, 2, 1, 2, 0]]}");

@@ -9,8 +9,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "moe/block.h"
 #include "model/forward.h"
+#include "moe/block.h"
 #include "testutil.h"
 
 enum { MAX_ROWS = 64 };
@@ -88,11 +88,8 @@ static void begin(struct rig *r, const uint32_t *ids, uint32_t rows)
         r->positions[i] = i;
     }
     r->seq = (struct eep_attention_seq){.rows = rows, .blocks = r->blocks};
-    const struct eep_batch batch = {.rows = rows,
-                                    .tokens = ids,
-                                    .positions = r->positions,
-                                    .seqs = &r->seq,
-                                    .seq_count = 1};
+    const struct eep_batch batch = {
+        .rows = rows, .tokens = ids, .positions = r->positions, .seqs = &r->seq, .seq_count = 1};
     eep_forward_begin(r->forward, &batch);
 }
 
@@ -244,7 +241,7 @@ static void check_checkpoint(const char *name)
     eep_forward_logits(rig.forward, &last, 1, logits, eep_panel_round(rig.config.vocab));
     const struct eep_tensor *final = eep_safetensors_find(file, "final_norm");
     check_rows("final_norm", eep_forward_final(rig.forward), eep_forward_stride(rig.forward),
-               (const float *)final->data + (size_t)last * rig.config.hidden, 1, rig.config.hidden,
+               (const float *) final->data + (size_t)last * rig.config.hidden, 1, rig.config.hidden,
                1e-4, 1e-4);
     eep_safetensors_close(file);
     rig_close(&rig);

@@ -18,7 +18,8 @@ static float number(const json_t *value)
 
 static struct eep_router router_of(const json_t *test, float *bias)
 {
-    const json_t *params = json_object_get(test, "params"), *biases = json_object_get(params, "bias");
+    const json_t *params = json_object_get(test, "params"),
+                 *biases = json_object_get(params, "bias");
     const bool grouped = strcmp(json_string_value(json_object_get(test, "family")), "ds3") == 0;
     struct eep_router router = {
         .kind = grouped ? EEP_ROUTER_SIGMOID_GROUPED : EEP_ROUTER_SOFTMAX_TOPK,
@@ -53,8 +54,8 @@ static void check_row(const json_t *row, const uint32_t *ids, const float *weigh
     ck_assert_uint_eq(json_array_size(want_ids), k);
     for (uint32_t j = 0; j < k; j++) {
         ck_assert_int_eq(ids[j], json_integer_value(json_array_get(want_ids, j)));
-        ck_assert_double_eq_tol((double)weights[j], json_number_value(json_array_get(want_weights, j)),
-                                tolerance);
+        ck_assert_double_eq_tol((double)weights[j],
+                                json_number_value(json_array_get(want_weights, j)), tolerance);
     }
 }
 
@@ -111,9 +112,8 @@ START_TEST(a_bad_row_touches_no_other)
     bool failed[3];
 
     memcpy(alone, good, sizeof(good));
-    ck_assert_uint_eq(eep_router_choose(&router, kernels, alone, 4, 1, alone_ids, alone_weights,
-                                        failed),
-                      0);
+    ck_assert_uint_eq(
+        eep_router_choose(&router, kernels, alone, 4, 1, alone_ids, alone_weights, failed), 0);
     for (size_t i = 0; i < COUNT(bad); i++) {
         float scores[12], weights[9];
         uint32_t ids[9];
@@ -149,9 +149,8 @@ START_TEST(a_thousand_experts_and_ties)
 
     CK_OK(eep_router_check(&router));
     scores[1000] = scores[3] = 1.0f;
-    ck_assert_uint_eq(eep_router_choose(&router, kernels, scores, EXPERTS, 1, ids, weights,
-                                        &failed),
-                      0);
+    ck_assert_uint_eq(
+        eep_router_choose(&router, kernels, scores, EXPERTS, 1, ids, weights, &failed), 0);
     ck_assert_uint_eq(ids[0], 3);
     ck_assert_uint_eq(ids[1], 1000);
     for (uint32_t j = 2; j < K; j++) { /* 0 1 2 4 5 6 7 */
@@ -169,13 +168,22 @@ START_TEST(numbers_that_do_not_fit_are_refused_by_key)
         {{.experts = 0, .top_k = 1}, "num_experts"},
         {{.experts = 4, .top_k = 5}, "num_experts_per_tok"},
         {{.experts = 4, .top_k = 0}, "num_experts_per_tok"},
-        {{.kind = EEP_ROUTER_SIGMOID_GROUPED, .experts = 8, .top_k = 2, .groups = 8,
+        {{.kind = EEP_ROUTER_SIGMOID_GROUPED,
+          .experts = 8,
+          .top_k = 2,
+          .groups = 8,
           .top_groups = 4},
          "n_group"},
-        {{.kind = EEP_ROUTER_SIGMOID_GROUPED, .experts = 8, .top_k = 2, .groups = 3,
+        {{.kind = EEP_ROUTER_SIGMOID_GROUPED,
+          .experts = 8,
+          .top_k = 2,
+          .groups = 3,
           .top_groups = 1},
          "n_group"},
-        {{.kind = EEP_ROUTER_SIGMOID_GROUPED, .experts = 8, .top_k = 5, .groups = 2,
+        {{.kind = EEP_ROUTER_SIGMOID_GROUPED,
+          .experts = 8,
+          .top_k = 5,
+          .groups = 2,
           .top_groups = 1},
          "topk_group"},
     };

@@ -102,9 +102,9 @@ END_TEST
 START_TEST(parameters_out_of_range_are_refused)
 {
     const struct eep_sampling wrong[] = {
-        {.temperature = -1.0, .top_p = 1.0}, {.temperature = NAN, .top_p = 1.0},
+        {.temperature = -1.0, .top_p = 1.0},     {.temperature = NAN, .top_p = 1.0},
         {.temperature = INFINITY, .top_p = 1.0}, {.temperature = 1.0, .top_p = 0.0},
-        {.temperature = 1.0, .top_p = 1.5}, {.temperature = 1.0, .top_p = NAN},
+        {.temperature = 1.0, .top_p = 1.5},      {.temperature = 1.0, .top_p = NAN},
     };
 
     for (size_t i = 0; i < COUNT(wrong); i++) {
