@@ -34,8 +34,10 @@ int eep_tool_end(struct eep_engine *engine, enum eep_status status)
 
     if (status != EEP_OK) {
         exit_status = EEP_EXIT_FAILED;
-        /* What all ranks agreed on is said by one; a lost peer may be just that one. */
-        if (eep_tool_speaks() || eep_status_lost(status) >= EEP_LOST_PEER) {
+        /* What all ranks agreed on is said by one; a peer that is lost or silent may be just that
+         * one. */
+        if (eep_tool_speaks() || status == EEP_ERR_TIMEOUT ||
+            eep_status_lost(status) >= EEP_LOST_PEER) {
             exit_status = eep_tool_failed();
         }
     }
