@@ -16,7 +16,7 @@ AC_DEFUN([EEP_CHECK_FLAGS], [
     m4_foreach_w([eep_flag],
         [-std=gnu11 -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
          -Wwrite-strings -Wundef -Wpointer-arith -Wno-format-truncation -fvisibility=hidden -fno-math-errno],
-        [EEP_CHECK_FLAG([eep_flag], [EEP_CFLAGS="$EEP_CFLAGS eep_flag"])])
+        [EEP_CHECK_FLAG(m4_defn([eep_flag]), [EEP_CFLAGS="$EEP_CFLAGS eep_flag"])])
     # Contraction would let the compiler choose where to round: never.
     EEP_CHECK_FLAG([-ffp-contract=off], [EEP_CFLAGS="$EEP_CFLAGS -ffp-contract=off"],
         [AC_MSG_ERROR([the C compiler does not take -ffp-contract=off, which the same bits need])])
