@@ -1,0 +1,167 @@
+/*
+ * Private to mpi/: the world, the node's shared-memory segment, waiting, and what the parts offer
+ * each other. See README.md of this folder for the map of files.
+ */
+#ifndef EEP_MPI_INT_H
+#define EEP_MPI_INT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <mpi.h>
+
+#include "base/mem.h"
+#include "base/status.h"
+#include "xport/xport.h"
+
+#define EEP_MAIL_BYTES ((size_t)64 << 10) /* a rank's mailbox for control collectives */
+#define EEP_LEAVE_TEXT_MAX 440
+
+/*
+ * The head of a node's segment. Only atomics are written after the segment was made, `lost` and
+ * `event` by anybody, a rank's own block by that rank alone.
+ */
+struct eep_node_head {
+    char magic[8];
+    uint32_t version;
+    uint32_t ranks;
+    uint64_t bytes;                                /* of head, rank blocks and mailboxes */
+    _Alignas(EEP_CACHE_LINE) atomic_uint event;    /* futex: counts notices to sleepers */
+    _Alignas(EEP_CACHE_LINE) atomic_uint sleepers; /* > 0: notices must be sent; may be too high */
+    atomic_uint lost; /* world rank + 1 of the first loss that anybody of the node saw; 0 = none */
+};
+
+struct eep_node_rank {
+    _Alignas(EEP_CACHE_LINE) _Atomic uint64_t round; /* control rounds that this rank has begun */
+    _Alignas(EEP_CACHE_LINE) atomic_uint leaving;    /* 1: has given up; leave_text is complete */
+    char leave_text[EEP_LEAVE_TEXT_MAX];
+};
+
+_Static_assert(sizeof(struct eep_node_head) == 3 * EEP_CACHE_LINE, "shared between processes");
+_Static_assert(sizeof(struct eep_node_rank) == 8 * EEP_CACHE_LINE, "shared between processes");
+
+/** This process's view of its node's segment. */
+struct eep_node {
+    int fd;       /* open until the process ends: closing it would drop the presence lock */
+    uint64_t end; /* bytes of the file that are given out; the same on all ranks of the node */
+    struct eep_node_head *head;
+    struct eep_node_rank *ranks;
+    unsigned char *mail;     /* (ranks, 2, EEP_MAIL_BYTES) */
+    uint64_t round;          /* control rounds that this rank has begun */
+    const uint32_t *rank_of; /* (node_size): world rank of each rank of the node */
+};
+
+struct eep_world {
+    struct eep_xport xport; /* first: the interface's head */
+    MPI_Comm control;
+    MPI_Comm data;
+    bool ulfm;    /* the launcher switched fault tolerance on */
+    bool crowded; /* more ranks than cores here: do not spin */
+    uint64_t timeout_ns;
+    struct eep_node node;
+    uint32_t *node_of;      /* (size) */
+    uint32_t *node_rank_of; /* (size): place of each rank within its node */
+    uint32_t *node_ranks;   /* (node_size): world ranks of this node */
+    enum eep_status broken; /* EEP_OK, or why no collective call can work any more */
+};
+
+/* ---- wait.c ---- */
+
+/** What is waited for; the head of a larger struct that `ready` knows. */
+struct eep_wait {
+    const char *what; /* shown in error texts */
+    bool (*ready)(struct eep_wait *wait);
+    uint32_t missing; /* set by ready(): a world rank that is waited for, or EEP_NO_RANK */
+};
+
+/**
+ * Wait until wait->ready(). Spins briefly, yields, then sleeps with growing care for the cores.
+ *
+ * @retval EEP_ERR_PEER_LOST  a rank died or gave up; the text names it and what was waited for
+ * @retval EEP_ERR_TIMEOUT    the deadline passed
+ */
+EEP_MUST_CHECK enum eep_status eep_wait_until(struct eep_world *world, struct eep_wait *wait);
+
+/** Wake the ranks of this node that sleep in eep_wait_until(), after a flag was set. */
+void eep_wait_notify(struct eep_world *world);
+
+/** Wait for a request; an error of it becomes our status. The request is leaked on failure. */
+EEP_MUST_CHECK enum eep_status eep_wait_request(struct eep_world *world, const char *what,
+                                                MPI_Request *request);
+
+/** The same for several. */
+EEP_MUST_CHECK enum eep_status eep_wait_requests(struct eep_world *world, const char *what,
+                                                 MPI_Request *requests, size_t count);
+
+/* ---- ulfm.c ---- */
+
+/** True if the launcher switched ULFM on. */
+bool eep_ulfm_active(void);
+
+/** World rank of a rank that MPI knows to be dead, or EEP_NO_RANK. Makes MPI progress. */
+uint32_t eep_ulfm_failed_rank(struct eep_world *world);
+
+/** Whether an MPI return code tells of a lost peer. */
+bool eep_ulfm_is_loss(int error_class);
+
+/* ---- world.c ---- */
+
+/** Turn an MPI return code into our status; "MPI_X" in `call`. */
+EEP_MUST_CHECK enum eep_status eep_mpi_status(struct eep_world *world, int rc, const char *call,
+                                              const char *what);
+
+/** Record that `rank` is gone; returns EEP_ERR_PEER_LOST with a text that names the first loss. */
+enum eep_status eep_world_lost(struct eep_world *world, uint32_t rank, const char *what);
+
+/* Return when an MPI call fails. */
+#define EEP_MPI_TRY(world, what, call) EEP_TRY(eep_mpi_status((world), (call), #call, (what)))
+
+/* ---- shm.c ---- */
+
+/** Make and attach the node's segment. Collective over the world. */
+EEP_MUST_CHECK enum eep_status eep_node_open(struct eep_world *world);
+void eep_node_close(struct eep_world *world);
+
+/** A rank of this node that gave up or ended, as its world rank, or EEP_NO_RANK. */
+uint32_t eep_node_gone_rank(struct eep_world *world);
+
+/** Map `bytes` more of the segment's file. Collective over the world, the same order everywhere;
+ *  bytes must be the same on all ranks of a node. Nothing is allocated yet. */
+EEP_MUST_CHECK enum eep_status eep_node_map(struct eep_world *world, const char *what, size_t bytes,
+                                            uint64_t *offset_out, void *base_out);
+
+/** Take memory for a part of the file, so that touching it cannot fail later. */
+EEP_MUST_CHECK enum eep_status eep_node_reserve(struct eep_world *world, const char *what,
+                                                uint64_t offset, size_t bytes);
+
+/** Give a part's memory back. */
+void eep_node_release(struct eep_world *world, uint64_t offset, size_t bytes);
+
+/* ---- control.c ---- */
+
+enum eep_status eep_control_allgather(struct eep_xport *xport, const char *what, const void *in,
+                                      size_t bytes, void *out);
+enum eep_status eep_control_broadcast(struct eep_xport *xport, const char *what, uint32_t root,
+                                      void *buffer, size_t bytes);
+enum eep_status eep_control_gather(struct eep_xport *xport, const char *what, uint32_t root,
+                                   const void *in, size_t in_bytes, const size_t *bytes, void *out);
+
+/** One status for all: the first failure, with its text. For set-up. */
+EEP_MUST_CHECK enum eep_status eep_control_agree(struct eep_world *world, const char *what,
+                                                 enum eep_status status);
+
+/* ---- exchange.c ---- */
+
+enum eep_status eep_exchange_open(struct eep_xport *xport, const struct eep_exchange_params *params,
+                                  struct eep_exchange **exchange_out);
+void *eep_exchange_rows(struct eep_exchange *exchange);
+enum eep_status eep_exchange_dispatch(struct eep_exchange *exchange,
+                                      const struct eep_dispatch *send,
+                                      struct eep_received *received_out);
+enum eep_status eep_exchange_combine(struct eep_exchange *exchange, const void **rows_out);
+void eep_exchange_close(struct eep_exchange *exchange);
+size_t eep_exchange_bytes(const struct eep_exchange *exchange);
+
+#endif

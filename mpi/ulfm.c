@@ -1,0 +1,46 @@
+/*
+ * The one file with ULFM's names: is fault tolerance on, and who has died.
+ *
+ * MPIX_Comm_get_failed() alone makes no progress and would never see a death; MPI_Iprobe() on
+ * MPI_COMM_SELF makes progress and cannot itself fail because of a peer.
+ */
+#include <mpi.h>
+
+#include <mpi-ext.h>
+
+#include "mpi_int.h"
+
+bool eep_ulfm_active(void)
+{
+    int *active = NULL;
+    int found = 0;
+
+    if (MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_FT, &active, &found) != MPI_SUCCESS) {
+        return false;
+    }
+    return found && active != NULL && *active != 0;
+}
+
+uint32_t eep_ulfm_failed_rank(struct eep_world *world)
+{
+    MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+    int flag, count = 0, first = 0, rank = MPI_UNDEFINED;
+
+    (void)MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+    if (!world->ulfm || MPIX_Comm_get_failed(world->control, &failed) != MPI_SUCCESS) {
+        return EEP_NO_RANK;
+    }
+    if (MPI_Group_size(failed, &count) == MPI_SUCCESS && count > 0 &&
+        MPI_Comm_group(world->control, &all) == MPI_SUCCESS) {
+        (void)MPI_Group_translate_ranks(failed, 1, &first, all, &rank);
+        MPI_Group_free(&all);
+    }
+    MPI_Group_free(&failed);
+    return rank == MPI_UNDEFINED ? EEP_NO_RANK : (uint32_t)rank;
+}
+
+bool eep_ulfm_is_loss(int error_class)
+{
+    return error_class == MPIX_ERR_PROC_FAILED || error_class == MPIX_ERR_PROC_FAILED_PENDING ||
+           error_class == MPIX_ERR_REVOKED;
+}

@@ -1,0 +1,437 @@
+/*
+ * Joining and leaving the world: MPI's start with settings that suit eep, who is on which node, and
+ * an end that is in order when nothing was lost and quick when something was.
+ *
+ * Without a launcher (nothing in the environment says that one started us) MPI is not touched at
+ * all: the loopback is the world.
+ */
+#include "config.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "mpi_int.h"
+
+#define DEFAULT_TIMEOUT_S 600.0
+#define LEAVE_NS                                                                                   \
+    (500 * EEP_NS_PER_MS) /* how long a failing rank waits for the others to fail too */
+
+/* ---- settings ---- */
+
+/* What eep wants of Open MPI unless the user says otherwise. Naming the transports skips a search
+ * for networks that takes over a second; the rest is what survives the loss of a rank. */
+static const struct {
+    const char *name, *value;
+} mca_defaults[] = {
+    {"OMPI_MCA_pml", "ob1"},  {"OMPI_MCA_btl", "self,sm,tcp"},      {"OMPI_MCA_coll", "^han"},
+    {"OMPI_MCA_osc", "^ucx"}, {"OMPI_MCA_async_mpi_finalize", "1"},
+};
+
+static bool launched(void)
+{
+    static const char *const names[] = {"PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (getenv(names[i]) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void set_mca_defaults(void)
+{
+    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+
+    for (size_t i = 0; i < sizeof(mca_defaults) / sizeof(mca_defaults[0]); i++) {
+        (void)setenv(mca_defaults[i].name, mca_defaults[i].value, 0);
+    }
+    if (local != NULL && atol(local) > sysconf(_SC_NPROCESSORS_ONLN)) {
+        (void)setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+    }
+}
+
+static enum eep_status env_number(const char *name, double least, double most, double *value)
+{
+    const char *text = getenv(name);
+    char *end;
+
+    if (text == NULL || text[0] == '\0') {
+        return EEP_OK;
+    }
+    const double number = strtod(text, &end);
+    if (*end != '\0' || !(number >= least && number <= most)) {
+        return EEP_FAIL(EEP_ERR_INVALID, "%s is '%s'; it must be a number from %g to %g", name,
+                        text, least, most);
+    }
+    *value = number;
+    return EEP_OK;
+}
+
+static enum eep_status read_params(const struct eep_world_params *params, uint32_t *node_size_out,
+                                   uint64_t *timeout_ns_out)
+{
+    double node_size = 0, timeout_s = DEFAULT_TIMEOUT_S;
+
+    EEP_TRY(env_number("EEP_NODE_SIZE", 0, 1e6, &node_size));
+    EEP_TRY(env_number("EEP_TIMEOUT", 0.01, 1e9, &timeout_s));
+    if ((double)(uint32_t)node_size != node_size) {
+        return EEP_FAIL(EEP_ERR_INVALID, "EEP_NODE_SIZE is %g; it must be a whole number",
+                        node_size);
+    }
+    *node_size_out = params->node_size > 0 ? params->node_size : (uint32_t)node_size;
+    *timeout_ns_out =
+        params->timeout_ns > 0 ? params->timeout_ns : (uint64_t)(timeout_s * (double)EEP_NS_PER_S);
+    return EEP_OK;
+}
+
+/* ---- errors ---- */
+
+enum eep_status eep_world_lost(struct eep_world *world, uint32_t rank, const char *what)
+{
+    struct eep_node *node = &world->node;
+    const char *why = "it ended or was killed";
+    unsigned none = 0;
+
+    /* All of the node name the same rank: the first one that anybody missed. */
+    if (node->head != NULL && !atomic_compare_exchange_strong(&node->head->lost, &none, rank + 1)) {
+        rank = none - 1;
+    }
+    if (node->head != NULL && world->node_of[rank] == world->xport.topo.node) {
+        struct eep_node_rank *gone = &node->ranks[world->node_rank_of[rank]];
+
+        if (atomic_load_explicit(&gone->leaving, memory_order_acquire) != 0) {
+            why = gone->leave_text[0] != '\0' ? gone->leave_text : "it gave up";
+        }
+    }
+    world->broken = EEP_ERR_PEER_LOST;
+    return EEP_FAIL(EEP_ERR_PEER_LOST, "rank %u was lost while rank %u waited for '%s': %s", rank,
+                    world->xport.topo.rank, what, why);
+}
+
+enum eep_status eep_mpi_status(struct eep_world *world, int rc, const char *call, const char *what)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int class = rc, length = 0;
+
+    if (rc == MPI_SUCCESS) {
+        return EEP_OK;
+    }
+    (void)MPI_Error_class(rc, &class);
+    (void)MPI_Error_string(rc, text, &length);
+    world->broken = EEP_ERR_FATAL;
+    if (eep_ulfm_is_loss(class)) {
+        const uint32_t rank = eep_ulfm_failed_rank(world);
+
+        if (rank != EEP_NO_RANK) {
+            return eep_world_lost(world, rank, what);
+        }
+        world->broken = EEP_ERR_PEER_LOST;
+        return EEP_FAIL(EEP_ERR_PEER_LOST, "a rank was lost while rank %u waited for '%s': %s",
+                        world->xport.topo.rank, what, text);
+    }
+    return EEP_FAIL(EEP_ERR_FATAL, "%s: %.80s failed: %s", what, call, text);
+}
+
+/* ---- topology ---- */
+
+/* What a rank tells about its machine. */
+struct machine {
+    uint64_t id; /* equal where /dev/shm is the same */
+    cpu_set_t cpus;
+};
+
+static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
+{
+    const unsigned char *p = data;
+
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ p[i]) * UINT64_C(1099511628211); /* FNV-1a */
+    }
+    return hash;
+}
+
+static void describe_machine(struct machine *machine_out)
+{
+    char text[256] = {0};
+    struct stat shm;
+    uint64_t id = UINT64_C(14695981039346656037);
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+
+    if (file != NULL) {
+        id = mix(id, text, fread(text, 1, sizeof(text), file));
+        fclose(file);
+    }
+    if (gethostname(text, sizeof(text) - 1) == 0) {
+        id = mix(id, text, strlen(text));
+    }
+    if (stat("/dev/shm", &shm) == 0) {
+        id = mix(id, &shm.st_dev, sizeof(shm.st_dev)); /* a container may have its own */
+    }
+    machine_out->id = id;
+    if (sched_getaffinity(0, sizeof(machine_out->cpus), &machine_out->cpus) != 0) {
+        CPU_ZERO(&machine_out->cpus);
+    }
+}
+
+/* More ranks may run on this rank's cores than there are. */
+static bool is_crowded(const struct machine *all, uint32_t size, uint32_t me)
+{
+    uint32_t sharers = 0;
+    cpu_set_t common;
+
+    for (uint32_t r = 0; r < size; r++) {
+        CPU_AND(&common, &all[r].cpus, &all[me].cpus);
+        sharers += all[r].id == all[me].id && CPU_COUNT(&common) > 0;
+    }
+    return sharers > (uint32_t)CPU_COUNT(&all[me].cpus);
+}
+
+static bool same_node(const struct machine *all, uint32_t a, uint32_t b, uint32_t node_size)
+{
+    return all[a].id == all[b].id && (node_size == 0 || a / node_size == b / node_size);
+}
+
+/* Number the nodes by their lowest rank, and the ranks within each. */
+static void number_nodes(struct eep_world *world, const struct machine *all, uint32_t node_size)
+{
+    struct eep_topology *topo = &world->xport.topo;
+
+    topo->nodes = 0;
+    for (uint32_t r = 0; r < topo->size; r++) {
+        uint32_t first = 0;
+
+        while (!same_node(all, first, r, node_size)) {
+            first++;
+        }
+        world->node_of[r] = first == r ? topo->nodes++ : world->node_of[first];
+        world->node_rank_of[r] = 0;
+        for (uint32_t s = first; s < r; s++) {
+            world->node_rank_of[r] += world->node_of[s] == world->node_of[r];
+        }
+    }
+    topo->node = world->node_of[topo->rank];
+    topo->node_rank = world->node_rank_of[topo->rank];
+    topo->node_size = 0;
+    for (uint32_t r = 0; r < topo->size; r++) {
+        if (world->node_of[r] == topo->node) {
+            world->node_ranks[topo->node_size++] = r;
+        }
+    }
+    topo->node_of = world->node_of;
+}
+
+static enum eep_status find_topology(struct eep_world *world, uint32_t node_size)
+{
+    const uint32_t size = world->xport.topo.size;
+    struct machine mine = {.id = 0};
+    struct machine *all = NULL;
+    enum eep_status status;
+
+    EEP_TRY(eep_mem_alloc(size, sizeof(uint32_t), "topology", &world->node_of));
+    EEP_TRY(eep_mem_alloc(size, sizeof(uint32_t), "topology", &world->node_rank_of));
+    EEP_TRY(eep_mem_alloc(size, sizeof(uint32_t), "topology", &world->node_ranks));
+    EEP_TRY(eep_mem_alloc(size, sizeof(*all), "topology", &all));
+    describe_machine(&mine);
+    status = eep_control_allgather(&world->xport, "topology", &mine, sizeof(mine), all);
+    if (status == EEP_OK) {
+        number_nodes(world, all, node_size);
+        world->crowded = is_crowded(all, size, world->xport.topo.rank);
+    }
+    eep_mem_free(all);
+    return status;
+}
+
+/* ---- leaving ---- */
+
+static void free_world(struct eep_world *world)
+{
+    eep_mem_free(world->node_of);
+    eep_mem_free(world->node_rank_of);
+    eep_mem_free(world->node_ranks);
+    eep_mem_free(world);
+}
+
+struct leave_wait {
+    struct eep_wait wait;
+    MPI_Request request;
+    uint64_t deadline_ns;
+    bool done;
+};
+
+static bool leave_ready(struct eep_wait *wait)
+{
+    struct leave_wait *w = (struct leave_wait *)wait;
+    int done = 0;
+
+    if (MPI_Request_get_status(w->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
+        return true;
+    }
+    w->done = done != 0;
+    return w->done || (w->deadline_ns != 0 && eep_clock_ns() > w->deadline_ns);
+}
+
+/* Do all ranks leave? MPI_COMM_WORLD serves nothing but this barrier, so that it cannot meet
+ * another collective of a rank that is still at work. */
+static bool all_leave(struct eep_world *world, uint64_t limit_ns)
+{
+    struct leave_wait w = {.wait = {.what = "leaving", .ready = leave_ready},
+                           .deadline_ns = limit_ns > 0 ? eep_clock_ns() + limit_ns : 0};
+
+    if (MPI_Ibarrier(MPI_COMM_WORLD, &w.request) != MPI_SUCCESS) {
+        return false;
+    }
+    while (!w.wait.ready(&w.wait)) {
+        if (eep_ulfm_failed_rank(world) != EEP_NO_RANK) {
+            return false;
+        }
+        sched_yield();
+    }
+    return w.done && MPI_Wait(&w.request, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+}
+
+static void tell_leaving(struct eep_world *world)
+{
+    struct eep_node_rank *mine = &world->node.ranks[world->xport.topo.node_rank];
+    const char *text = eep_error_text();
+
+    strncpy(mine->leave_text, text, sizeof(mine->leave_text) - 1);
+    atomic_store_explicit(&mine->leaving, 1, memory_order_release);
+    eep_wait_notify(world);
+}
+
+/*
+ * In order: wait for all, then MPI_Finalize().
+ *
+ * After a failure the others learn of it from `leaving` and fail too. If all come here within half
+ * a second, nobody died and MPI can end in order, which keeps launchers quiet. Otherwise this
+ * process simply ends, as the caller returns: MPI_Finalize() may hang after a loss.
+ */
+static void world_close(struct eep_xport *xport, enum eep_status status)
+{
+    struct eep_world *world = (struct eep_world *)xport;
+    bool orderly = true;
+
+    fflush(stdout);
+    if (status == EEP_OK) {
+        status = world->broken;
+    }
+    if (status == EEP_OK) {
+        orderly = eep_control_agree(world, "leaving", EEP_OK) == EEP_OK && all_leave(world, 0);
+    } else {
+        if (world->node.head != NULL) {
+            tell_leaving(world);
+        }
+        orderly = all_leave(world, LEAVE_NS);
+    }
+    if (!orderly) {
+        return; /* the world's memory is left to the process's end, as are MPI's objects */
+    }
+    eep_node_close(world);
+    (void)MPI_Comm_free(&world->data);
+    (void)MPI_Comm_free(&world->control);
+    (void)MPI_Finalize();
+    free_world(world);
+}
+
+/* ---- joining ---- */
+
+static const struct eep_xport_ops mpi_ops = {
+    .name = "mpi",
+    .allgather = eep_control_allgather,
+    .broadcast = eep_control_broadcast,
+    .gather = eep_control_gather,
+    .exchange_open = eep_exchange_open,
+    .exchange_rows = eep_exchange_rows,
+    .dispatch = eep_exchange_dispatch,
+    .combine = eep_exchange_combine,
+    .exchange_close = eep_exchange_close,
+    .exchange_bytes = eep_exchange_bytes,
+    .close = world_close,
+};
+
+static enum eep_status start_mpi(void)
+{
+    int initialized = 0, provided;
+
+    (void)MPI_Initialized(&initialized);
+    if (initialized) {
+        return EEP_FAIL(EEP_ERR_FATAL, "MPI was started before; eep must start it itself");
+    }
+    set_mca_defaults();
+    (void)signal(SIGPIPE, SIG_IGN); /* else a write to a dead peer's socket ends this process */
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+        return EEP_FAIL(EEP_ERR_FATAL, "MPI cannot be started (MPI_Init_thread failed)");
+    }
+    (void)MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    (void)MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+    return EEP_OK;
+}
+
+static enum eep_status make_communicators(struct eep_world *world)
+{
+    int rank, size;
+
+    EEP_MPI_TRY(world, "joining", MPI_Comm_rank(MPI_COMM_WORLD, &rank));
+    EEP_MPI_TRY(world, "joining", MPI_Comm_size(MPI_COMM_WORLD, &size));
+    world->xport.topo.rank = (uint32_t)rank;
+    world->xport.topo.size = (uint32_t)size;
+    EEP_MPI_TRY(world, "joining", MPI_Comm_dup(MPI_COMM_WORLD, &world->control));
+    EEP_MPI_TRY(world, "joining", MPI_Comm_dup(MPI_COMM_WORLD, &world->data));
+    EEP_MPI_TRY(world, "joining", MPI_Comm_set_errhandler(world->control, MPI_ERRORS_RETURN));
+    EEP_MPI_TRY(world, "joining", MPI_Comm_set_errhandler(world->data, MPI_ERRORS_RETURN));
+    return EEP_OK;
+}
+
+static enum eep_status join(struct eep_world *world, uint32_t node_size)
+{
+    EEP_TRY(make_communicators(world));
+    world->ulfm = eep_ulfm_active();
+    if (!world->ulfm && world->xport.topo.rank == 0 && world->xport.topo.size > 1) {
+        eep_log(EEP_LOG_WARN, "fault tolerance is off: the loss of a rank ends the job (start with "
+                              "scripts/mpi-run, eep launch, or mpirun --with-ft ulfm)");
+    }
+    if (world->xport.topo.size > 1) {
+        eep_log_rank_set((int)world->xport.topo.rank);
+    }
+    EEP_TRY(find_topology(world, node_size));
+    return eep_node_open(world);
+}
+
+enum eep_status eep_world_open(const struct eep_world_params *params, struct eep_xport **xport_out)
+{
+    struct eep_world *world;
+    uint32_t node_size;
+    uint64_t timeout_ns;
+
+    EEP_TRY(read_params(params, &node_size, &timeout_ns));
+    if (!launched()) {
+        return eep_loopback_open(xport_out);
+    }
+    EEP_TRY(eep_mem_alloc(1, sizeof(*world), "the ranks' connections", &world));
+    *world = (struct eep_world){.xport = {.ops = &mpi_ops, .topo = {.nodes = 1}},
+                                .control = MPI_COMM_NULL,
+                                .data = MPI_COMM_NULL,
+                                .timeout_ns = timeout_ns,
+                                .node = {.fd = -1}};
+    enum eep_status status = start_mpi();
+    if (status != EEP_OK) {
+        eep_mem_free(world);
+        return status;
+    }
+    status = join(world, node_size);
+    if (status != EEP_OK) {
+        world_close(&world->xport, status);
+        return status;
+    }
+    *xport_out = &world->xport;
+    return EEP_OK;
+}

@@ -1,0 +1,254 @@
+/*
+ * The transport of a single rank, within one process: rows stay where the caller put them, and are
+ * copied only if tokens are left out, since received rows lie without gaps.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/mem.h"
+#include "xport/xport.h"
+
+struct eep_exchange {
+    struct eep_exchange_params params;
+    size_t max_pairs;
+    unsigned char *x;      /* (max_tokens), x_row_bytes apart: the caller's rows */
+    unsigned char *packed; /* the same without the tokens that were left out */
+    unsigned char *y;      /* (max_pairs), y_row_bytes apart */
+    uint32_t *pair_row;    /* (max_pairs) */
+    uint32_t *pair_slot;
+    uint32_t *pair_of; /* (max_pairs): pair of each (token, top-k position), or EEP_NO_PAIR */
+    uint32_t tokens;   /* of the last dispatch */
+    bool open;         /* between dispatch and combine */
+};
+
+#define EEP_NO_PAIR UINT32_MAX
+
+static enum eep_status loop_allgather(struct eep_xport *x, const char *what, const void *in,
+                                      size_t bytes, void *out)
+{
+    (void)x;
+    (void)what;
+    if (bytes > 0) {
+        memcpy(out, in, bytes);
+    }
+    return EEP_OK;
+}
+
+static enum eep_status check_root(const char *what, uint32_t root)
+{
+    if (root != 0) {
+        return EEP_FAIL(EEP_ERR_INVALID, "%s: rank %u of 1", what, root);
+    }
+    return EEP_OK;
+}
+
+static enum eep_status loop_broadcast(struct eep_xport *x, const char *what, uint32_t root,
+                                      void *buffer, size_t bytes)
+{
+    (void)x;
+    (void)buffer;
+    (void)bytes;
+    return check_root(what, root);
+}
+
+static enum eep_status loop_gather(struct eep_xport *x, const char *what, uint32_t root,
+                                   const void *in, size_t in_bytes, const size_t *bytes, void *out)
+{
+    (void)x;
+    EEP_TRY(check_root(what, root));
+    if (bytes[0] != in_bytes) {
+        return EEP_FAIL(EEP_ERR_INVALID, "%s: %zu bytes announced, %zu given", what, bytes[0],
+                        in_bytes);
+    }
+    if (in_bytes > 0) {
+        memcpy(out, in, in_bytes);
+    }
+    return EEP_OK;
+}
+
+/* ---- exchange ---- */
+
+static void loop_exchange_close(struct eep_exchange *e)
+{
+    if (e == NULL) {
+        return;
+    }
+    eep_mem_unmap(e->x, e->params.max_tokens * e->params.x_row_bytes);
+    eep_mem_unmap(e->packed, e->params.max_tokens * e->params.x_row_bytes);
+    eep_mem_unmap(e->y, e->max_pairs * e->params.y_row_bytes);
+    eep_mem_unmap(e->pair_row, e->max_pairs * sizeof(uint32_t));
+    eep_mem_unmap(e->pair_slot, e->max_pairs * sizeof(uint32_t));
+    eep_mem_unmap(e->pair_of, e->max_pairs * sizeof(uint32_t));
+    eep_mem_free(e);
+}
+
+static enum eep_status map_buffers(struct eep_exchange *e)
+{
+    const struct eep_exchange_params *p = &e->params;
+    size_t x_bytes, y_bytes;
+
+    if (!eep_mul_ok(p->max_tokens, p->top_k, &e->max_pairs) || e->max_pairs >= EEP_NO_PAIR ||
+        !eep_mul_ok(p->max_tokens, p->x_row_bytes, &x_bytes) ||
+        !eep_mul_ok(e->max_pairs, p->y_row_bytes, &y_bytes)) {
+        return EEP_FAIL(EEP_ERR_INVALID,
+                        "exchange: %u tokens x %u experts each are more rows than can be addressed",
+                        p->max_tokens, p->top_k);
+    }
+    EEP_TRY(eep_mem_map(x_bytes, "token rows", &e->x));
+    EEP_TRY(eep_mem_map(x_bytes, "received rows", &e->packed));
+    EEP_TRY(eep_mem_map(y_bytes, "rows of expert outputs", &e->y));
+    EEP_TRY(eep_mem_map(e->max_pairs * sizeof(uint32_t), "exchange", &e->pair_row));
+    EEP_TRY(eep_mem_map(e->max_pairs * sizeof(uint32_t), "exchange", &e->pair_slot));
+    return eep_mem_map(e->max_pairs * sizeof(uint32_t), "exchange", &e->pair_of);
+}
+
+static enum eep_status loop_exchange_open(struct eep_xport *x,
+                                          const struct eep_exchange_params *params,
+                                          struct eep_exchange **exchange_out)
+{
+    struct eep_exchange *e;
+
+    (void)x;
+    EEP_ASSERT(params->top_k > 0 && params->x_row_bytes > 0 && params->y_row_bytes > 0);
+    EEP_TRY(eep_mem_alloc(1, sizeof(*e), "exchange", &e));
+    *e = (struct eep_exchange){.params = *params};
+    enum eep_status status = map_buffers(e);
+    if (status != EEP_OK) {
+        loop_exchange_close(e);
+        return status;
+    }
+    *exchange_out = e;
+    return EEP_OK;
+}
+
+static void *loop_exchange_rows(struct eep_exchange *e)
+{
+    return e->x;
+}
+
+static enum eep_status check_send(const struct eep_exchange *e, const struct eep_dispatch *send)
+{
+    if (send->tokens > e->params.max_tokens) {
+        return EEP_FAIL(EEP_ERR_INVALID, "dispatch: %u tokens in an exchange for %u", send->tokens,
+                        e->params.max_tokens);
+    }
+    for (size_t i = 0; i < (size_t)send->tokens * e->params.top_k; i++) {
+        if (send->ranks[i] != 0 && send->ranks[i] != EEP_NO_RANK) {
+            return EEP_FAIL(EEP_ERR_INVALID, "dispatch: token %zu goes to rank %u of 1",
+                            i / e->params.top_k, send->ranks[i]);
+        }
+    }
+    return EEP_OK;
+}
+
+/* Make the pairs; tells which tokens have any by the number of rows. */
+static void make_pairs(struct eep_exchange *e, const struct eep_dispatch *send,
+                       struct eep_received *received)
+{
+    const uint32_t top_k = e->params.top_k;
+
+    for (uint32_t t = 0; t < send->tokens; t++) {
+        const uint32_t before = received->pairs;
+
+        for (uint32_t j = 0; j < top_k; j++) {
+            const size_t i = (size_t)t * top_k + j;
+
+            e->pair_of[i] = EEP_NO_PAIR;
+            if (send->ranks[i] != EEP_NO_RANK) {
+                e->pair_row[received->pairs] = received->rows;
+                e->pair_slot[received->pairs] = send->slots[i];
+                e->pair_of[i] = received->pairs++;
+            }
+        }
+        received->rows += received->pairs > before;
+    }
+}
+
+static void pack_rows(struct eep_exchange *e, const struct eep_dispatch *send)
+{
+    const uint32_t top_k = e->params.top_k;
+    const size_t row_bytes = e->params.x_row_bytes;
+    unsigned char *to = e->packed;
+
+    for (uint32_t t = 0; t < send->tokens; t++) {
+        bool used = false;
+
+        for (uint32_t j = 0; j < top_k; j++) {
+            used = used || e->pair_of[(size_t)t * top_k + j] != EEP_NO_PAIR;
+        }
+        if (used) {
+            memcpy(to, e->x + t * row_bytes, row_bytes);
+            to += row_bytes;
+        }
+    }
+}
+
+static enum eep_status loop_dispatch(struct eep_exchange *e, const struct eep_dispatch *send,
+                                     struct eep_received *received_out)
+{
+    struct eep_received received = {
+        .pair_row = e->pair_row, .pair_slot = e->pair_slot, .y = e->y, .x = e->x};
+
+    EEP_ASSERT(!e->open);
+    EEP_TRY(check_send(e, send));
+    make_pairs(e, send, &received);
+    if (received.rows < send->tokens) {
+        pack_rows(e, send);
+        received.x = e->packed;
+    }
+    e->tokens = send->tokens;
+    e->open = true;
+    *received_out = received;
+    return EEP_OK;
+}
+
+static enum eep_status loop_combine(struct eep_exchange *e, const void **rows_out)
+{
+    EEP_ASSERT(e->open);
+    e->open = false;
+    for (size_t i = 0; i < (size_t)e->tokens * e->params.top_k; i++) {
+        rows_out[i] = e->pair_of[i] == EEP_NO_PAIR
+                          ? NULL
+                          : e->y + (size_t)e->pair_of[i] * e->params.y_row_bytes;
+    }
+    return EEP_OK;
+}
+
+static size_t loop_exchange_bytes(const struct eep_exchange *e)
+{
+    return e->params.max_tokens * e->params.x_row_bytes + e->max_pairs * e->params.y_row_bytes +
+           3 * e->max_pairs * sizeof(uint32_t);
+}
+
+static void loop_close(struct eep_xport *x, enum eep_status status)
+{
+    (void)status;
+    eep_mem_free(x);
+}
+
+static const struct eep_xport_ops loopback_ops = {
+    .name = "loopback",
+    .allgather = loop_allgather,
+    .broadcast = loop_broadcast,
+    .gather = loop_gather,
+    .exchange_open = loop_exchange_open,
+    .exchange_rows = loop_exchange_rows,
+    .dispatch = loop_dispatch,
+    .combine = loop_combine,
+    .exchange_close = loop_exchange_close,
+    .exchange_bytes = loop_exchange_bytes,
+    .close = loop_close,
+};
+
+enum eep_status eep_loopback_open(struct eep_xport **xport_out)
+{
+    static const uint32_t node_of[1] = {0};
+    struct eep_xport *x;
+
+    EEP_TRY(eep_mem_alloc(1, sizeof(*x), "transport", &x));
+    *x = (struct eep_xport){.ops = &loopback_ops,
+                            .topo = {.size = 1, .nodes = 1, .node_size = 1, .node_of = node_of}};
+    *xport_out = x;
+    return EEP_OK;
+}

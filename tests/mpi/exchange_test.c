@@ -1,0 +1,394 @@
+/*
+ * The transport as ranks see it, run by tests/mpi/exchange and tests/mpi/loss through
+ * scripts/mpi-run:
+ *
+ *     exchange_test [rounds]              control collectives and exchanges, every byte checked
+ *     exchange_test kill|exit|fail|stop RANK ROUND
+ *                                         rank RANK goes in round ROUND; the others must fail
+ *
+ * Every rank knows the seed, so each computes what all others send and compares. Status 0: right;
+ * 1: a call failed (its text is on stderr); 3: wrong data.
+ */
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "xport/xport.h"
+
+#define WRONG 3
+#define SLOTS 64u
+
+static struct eep_xport *xport;
+static uint64_t counter;
+
+static uint64_t draw(uint64_t seed)
+{
+    return eep_rng_bits(seed, counter++);
+}
+
+_Noreturn static void wrong(const char *condition, const char *fmt, ...) EEP_PRINTF(2, 3);
+
+static void wrong(const char *condition, const char *fmt, ...)
+{
+    char text[256];
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    eep_log(EEP_LOG_ERROR, "wrong (%s): %s", condition, text);
+    exit(WRONG);
+}
+
+#define CHECK(condition, ...)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            wrong(#condition, __VA_ARGS__);                                                        \
+        }                                                                                          \
+    } while (0)
+
+/* ---- control ---- */
+
+static void fill(unsigned char *to, size_t bytes, uint64_t seed)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        to[i] = (unsigned char)(eep_rng_bits(seed, i / 8) >> (i % 8 * 8));
+    }
+}
+
+static void check_fill(const unsigned char *data, size_t bytes, uint64_t seed, const char *what)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        CHECK(data[i] == (unsigned char)(eep_rng_bits(seed, i / 8) >> (i % 8 * 8)), "%s byte %zu",
+              what, i);
+    }
+}
+
+static enum eep_status test_allgather(size_t bytes, unsigned char *in, unsigned char *out)
+{
+    const struct eep_topology *topo = &xport->topo;
+
+    fill(in, bytes, bytes + topo->rank);
+    EEP_TRY(xport->ops->allgather(xport, "test allgather", in, bytes, out));
+    for (uint32_t r = 0; r < topo->size; r++) {
+        check_fill(out + r * bytes, bytes, bytes + r, "allgather");
+    }
+    return EEP_OK;
+}
+
+static enum eep_status test_gather(size_t bytes, uint32_t root, unsigned char *in,
+                                   unsigned char *out)
+{
+    const struct eep_topology *topo = &xport->topo;
+    size_t sizes[64], start = 0;
+
+    for (uint32_t r = 0; r < topo->size; r++) {
+        sizes[r] = r % 3 == 1 ? 0 : bytes / (r + 1);
+    }
+    fill(in, sizes[topo->rank], bytes + topo->rank);
+    EEP_TRY(xport->ops->gather(xport, "test gather", root, in, sizes[topo->rank], sizes, out));
+    for (uint32_t r = 0; r < topo->size && topo->rank == root; r++) {
+        check_fill(out + start, sizes[r], bytes + r, "gather");
+        start += sizes[r];
+    }
+    return EEP_OK;
+}
+
+static enum eep_status test_control(void)
+{
+    static const size_t sizes[] = {0, 1, 7, 4096, 65535, 65536, 65537, 300001};
+    const struct eep_topology *topo = &xport->topo;
+    unsigned char *in = malloc(300001), *out = malloc(300001 * (size_t)topo->size);
+
+    CHECK(in != NULL && out != NULL, "memory");
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        const uint32_t root = (uint32_t)i % topo->size;
+
+        EEP_TRY(test_allgather(sizes[i], in, out));
+        EEP_TRY(test_gather(sizes[i], root, in, out));
+        fill(in, sizes[i], topo->rank == root ? 5 : 6);
+        EEP_TRY(xport->ops->broadcast(xport, "test broadcast", root, in, sizes[i]));
+        check_fill(in, sizes[i], 5, "broadcast");
+    }
+    free(in);
+    free(out);
+    return EEP_OK;
+}
+
+static void check_topology(uint32_t node_size)
+{
+    const struct eep_topology *topo = &xport->topo;
+    const uint32_t k = node_size == 0 ? topo->size : node_size;
+
+    CHECK(topo->nodes == (topo->size + k - 1) / k, "nodes %u", topo->nodes);
+    CHECK(topo->node == topo->rank / k && topo->node_rank == topo->rank % k, "place");
+    for (uint32_t r = 0; r < topo->size; r++) {
+        CHECK(topo->node_of[r] == r / k, "node of rank %u", r);
+    }
+}
+
+/* ---- exchanges ---- */
+
+struct shape {
+    uint32_t max_tokens, top_k;
+    size_t x_row_bytes, y_row_bytes;
+};
+
+/* What one rank sends in one round. */
+struct plan {
+    uint32_t tokens;
+    uint32_t *ranks, *slots;
+};
+
+enum pattern { RANDOM, ALL_TO_ONE, ONE_SENDS, NOBODY, SPARSE, OWN, DOUBLES, FULL, PATTERNS };
+
+static uint32_t tokens_of(const struct shape *shape, uint32_t rank, uint64_t round, uint64_t seed)
+{
+    switch ((enum pattern)(round % PATTERNS)) {
+    case ONE_SENDS:
+        return rank == round / PATTERNS % xport->topo.size ? shape->max_tokens : 0;
+    case NOBODY:
+        return 0;
+    case FULL:
+    case ALL_TO_ONE:
+        return shape->max_tokens;
+    default:
+        return (uint32_t)(draw(seed) % (shape->max_tokens + 1));
+    }
+}
+
+static uint32_t rank_of(uint32_t rank, uint64_t round, uint32_t token, uint64_t seed)
+{
+    const uint32_t any = (uint32_t)(draw(seed) % xport->topo.size);
+
+    switch ((enum pattern)(round % PATTERNS)) {
+    case ALL_TO_ONE:
+        return (uint32_t)(round / PATTERNS % xport->topo.size);
+    case SPARSE:
+        return draw(seed) % 3 == 0 ? any : EEP_NO_RANK;
+    case OWN:
+        return rank;
+    case DOUBLES:
+        return (rank + token) % xport->topo.size;
+    default:
+        return any;
+    }
+}
+
+static void make_plan(const struct shape *shape, uint32_t rank, uint64_t round, struct plan *plan)
+{
+    const uint64_t seed = round * 1000 + rank;
+
+    counter = 0;
+    plan->tokens = tokens_of(shape, rank, round, seed);
+    for (uint32_t t = 0; t < plan->tokens; t++) {
+        for (uint32_t j = 0; j < shape->top_k; j++) {
+            plan->ranks[t * shape->top_k + j] = rank_of(rank, round, t, seed);
+            plan->slots[t * shape->top_k + j] = (uint32_t)(draw(seed) % SLOTS);
+        }
+    }
+}
+
+static void alloc_plan(const struct shape *shape, struct plan *plan)
+{
+    plan->ranks = malloc(sizeof(uint32_t) * shape->max_tokens * shape->top_k);
+    plan->slots = malloc(sizeof(uint32_t) * shape->max_tokens * shape->top_k);
+    CHECK(plan->ranks != NULL && plan->slots != NULL, "memory");
+}
+
+static void free_plan(struct plan *plan)
+{
+    free(plan->ranks);
+    free(plan->slots);
+}
+
+static uint64_t row_seed(uint64_t round, uint32_t rank, uint32_t token, uint32_t j)
+{
+    return ((round * 64 + rank) * 100000 + token) * 64 + j;
+}
+
+/* All that has come here must be what all plans together say, in their order. */
+static void check_received(const struct shape *shape, uint64_t round,
+                           const struct eep_received *got, struct plan *plan)
+{
+    const unsigned char *x = got->x;
+    uint32_t row = 0, pair = 0;
+
+    for (uint32_t source = 0; source < xport->topo.size; source++) {
+        make_plan(shape, source, round, plan);
+        for (uint32_t t = 0; t < plan->tokens; t++) {
+            const uint32_t before = pair;
+
+            for (uint32_t j = 0; j < shape->top_k; j++) {
+                const uint32_t i = t * shape->top_k + j;
+
+                if (plan->ranks[i] != xport->topo.rank) {
+                    continue;
+                }
+                CHECK(pair < got->pairs, "round %llu", (unsigned long long)round);
+                CHECK(got->pair_row[pair] == row, "row %u", got->pair_row[pair]);
+                CHECK(got->pair_slot[pair] == plan->slots[i], "slot %u", got->pair_slot[pair]);
+                fill((unsigned char *)got->y + pair * shape->y_row_bytes, shape->y_row_bytes,
+                     row_seed(round, source, t, 1 + j));
+                pair++;
+            }
+            if (pair > before) {
+                check_fill(x + row * shape->x_row_bytes, shape->x_row_bytes,
+                           row_seed(round, source, t, 0), "received row");
+                row++;
+            }
+        }
+    }
+    CHECK(row == got->rows && pair == got->pairs, "rows %u of %u, pairs %u of %u", got->rows, row,
+          got->pairs, pair);
+}
+
+static void check_returned(const struct shape *shape, uint64_t round, const struct plan *plan,
+                           const void **rows)
+{
+    for (uint32_t i = 0; i < plan->tokens * shape->top_k; i++) {
+        if (plan->ranks[i] == EEP_NO_RANK) {
+            CHECK(rows[i] == NULL, "pair %u", i);
+        } else {
+            CHECK(rows[i] != NULL, "pair %u", i);
+            check_fill(rows[i], shape->y_row_bytes,
+                       row_seed(round, xport->topo.rank, i / shape->top_k, 1 + i % shape->top_k),
+                       "returned row");
+        }
+    }
+}
+
+static enum eep_status run_round(struct eep_exchange *exchange, const struct shape *shape,
+                                 uint64_t round, struct plan *plan, const void **rows)
+{
+    unsigned char *x = xport->ops->exchange_rows(exchange);
+    struct eep_received got;
+
+    make_plan(shape, xport->topo.rank, round, plan);
+    for (uint32_t t = 0; t < plan->tokens; t++) {
+        fill(x + t * shape->x_row_bytes, shape->x_row_bytes,
+             row_seed(round, xport->topo.rank, t, 0));
+    }
+    const struct eep_dispatch send = {plan->tokens, plan->ranks, plan->slots};
+    EEP_TRY(xport->ops->dispatch(exchange, &send, &got));
+    check_received(shape, round, &got, plan);
+    EEP_TRY(xport->ops->combine(exchange, rows));
+    make_plan(shape, xport->topo.rank, round, plan);
+    check_returned(shape, round, plan, rows);
+    return EEP_OK;
+}
+
+/* Now and then one rank is late, so that the others run into its flags from all sides. */
+static void be_late(uint64_t round)
+{
+    if (eep_rng_bits(99, round) % 7 == 0 && round % xport->topo.size == xport->topo.rank) {
+        usleep((useconds_t)(eep_rng_bits(98, round) % 4000));
+    }
+}
+
+static enum eep_status test_shape(const struct shape *shape, uint64_t rounds)
+{
+    const struct eep_exchange_params params = {shape->max_tokens, shape->top_k, shape->x_row_bytes,
+                                               shape->y_row_bytes};
+    struct eep_exchange *exchanges[2];
+    struct plan plan;
+    const void **rows = malloc(sizeof(*rows) * shape->max_tokens * shape->top_k);
+
+    CHECK(rows != NULL, "memory");
+    alloc_plan(shape, &plan);
+    EEP_TRY(xport->ops->exchange_open(xport, &params, &exchanges[0]));
+    EEP_TRY(xport->ops->exchange_open(xport, &params, &exchanges[1]));
+    for (uint64_t round = 0; round < rounds; round++) {
+        be_late(round);
+        EEP_TRY(run_round(exchanges[round % 5 == 3], shape, round, &plan, rows));
+    }
+    CHECK(xport->ops->exchange_bytes(exchanges[0]) > shape->max_tokens * shape->x_row_bytes,
+          "exchange_bytes");
+    xport->ops->exchange_close(exchanges[1]);
+    xport->ops->exchange_close(exchanges[0]);
+    free_plan(&plan);
+    free((void *)rows);
+    return EEP_OK;
+}
+
+static enum eep_status test_all(uint64_t rounds)
+{
+    static const struct shape shapes[] = {
+        {1, 1, 64, 64}, {5, 2, 40, 128}, {33, 8, 256, 64}, {300, 4, 1000, 4096}, {64, 3, 8192, 64},
+    };
+
+    EEP_TRY(test_control());
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        EEP_TRY(test_shape(&shapes[i], i == 3 ? EEP_MIN(rounds, PATTERNS) : rounds));
+    }
+    return test_control();
+}
+
+/* ---- losses ---- */
+
+static void go(const char *how)
+{
+    if (strcmp(how, "kill") == 0) {
+        (void)raise(SIGKILL);
+    } else if (strcmp(how, "stop") == 0) {
+        (void)raise(SIGSTOP);
+    } else if (strcmp(how, "exit") == 0) {
+        exit(7);
+    }
+}
+
+static enum eep_status test_loss(const char *how, uint32_t rank, uint64_t last)
+{
+    const struct shape shape = {16, 4, 512, 512};
+    const struct eep_exchange_params params = {shape.max_tokens, shape.top_k, shape.x_row_bytes,
+                                               shape.y_row_bytes};
+    struct eep_exchange *exchange;
+    struct plan plan;
+    const void *rows[64];
+
+    alloc_plan(&shape, &plan);
+    EEP_TRY(xport->ops->exchange_open(xport, &params, &exchange));
+    for (uint64_t round = 0; round < last + 1000000; round++) {
+        if (round == last && xport->topo.rank == rank) {
+            if (strcmp(how, "fail") == 0) {
+                return EEP_FAIL(EEP_ERR_NOMEM, "made to fail by the test");
+            }
+            go(how);
+        }
+        if (round == last && xport->topo.rank == (rank + 1) % xport->topo.size) {
+            printf("lost at %.3f\n", (double)eep_clock_ns() / 1e9);
+            fflush(stdout);
+        }
+        EEP_TRY(run_round(exchange, &shape, round, &plan, rows));
+    }
+    return EEP_OK;
+}
+
+int main(int argc, char **argv)
+{
+    const struct eep_world_params params = {.node_size = 0};
+    const char *node_size = getenv("EEP_NODE_SIZE");
+    enum eep_status status = eep_world_open(&params, &xport);
+
+    if (status != EEP_OK) {
+        eep_log(EEP_LOG_ERROR, "%s", eep_error_text());
+        return 1;
+    }
+    check_topology(node_size != NULL ? (uint32_t)atoi(node_size) : 0);
+    status = argc > 3 ? test_loss(argv[1], (uint32_t)atoi(argv[2]), (uint64_t)atoll(argv[3]))
+                      : test_all(argc > 1 ? (uint64_t)atoll(argv[1]) : 40);
+    if (status != EEP_OK) {
+        eep_log(EEP_LOG_ERROR, "%s", eep_error_text());
+    } else if (xport->topo.rank == 0) {
+        printf("ok: %u ranks, %u nodes\n", xport->topo.size, xport->topo.nodes);
+    }
+    xport->ops->close(xport, status);
+    return status == EEP_OK ? 0 : 1;
+}
