@@ -86,8 +86,8 @@ enum eep_status eep_text_id(const char *path, const char *where, const json_t *v
 {
     if (!json_is_integer(value) || json_integer_value(value) < 0 ||
         json_integer_value(value) >= (json_int_t)EEP_TOKEN_IDS_MAX) {
-        return EEP_FAIL(EEP_ERR_FORMAT, "%s: the id of %.200s is not an integer from 0 to %u", path,
-                        where, EEP_TOKEN_IDS_MAX - 1);
+        return EEP_FAIL(EEP_ERR_FORMAT, "%s: the id of '%.200s' is not an integer from 0 to %u",
+                        path, where, EEP_TOKEN_IDS_MAX - 1);
     }
     *id_out = (uint32_t)json_integer_value(value);
     return EEP_OK;

@@ -107,7 +107,7 @@ static inline void scratch_link_all(const char *dir, const char *source)
 static inline json_t *load_json(const char *path)
 {
     json_error_t error;
-    json_t *json = json_load_file(path, 0, &error);
+    json_t *json = json_load_file(path, JSON_ALLOW_NUL, &error);
 
     if (json == NULL) {
         fprintf(stderr, "%s: %s (EEP_SRC must be the source tree)\n", path, error.text);
