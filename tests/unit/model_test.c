@@ -313,7 +313,7 @@ static void check_case_blocks(struct rig *r, const json_t *blocks)
     }
 }
 
-static void check_case(const char *name, const json_t *reference)
+static void check_case(const char *folder, const char *name, const json_t *reference)
 {
     static const uint32_t ids[] = {3, 7, 1, 30, 12, 5}, all[] = {0, 1, 2, 3, 4, 5};
     static float logits[6 * 64], want[6 * 64];
@@ -321,7 +321,7 @@ static void check_case(const char *name, const json_t *reference)
     uint32_t moe_layer = 0;
     char dir[128];
 
-    snprintf(dir, sizeof(dir), "cases/model/%s", name);
+    snprintf(dir, sizeof(dir), "%s/%s", folder, name);
     rig_open(&rig, test_path(dir));
     begin(&rig, ids, 6);
     for (uint32_t layer = 0; layer < rig.config.layers; layer++) {
@@ -349,11 +349,31 @@ START_TEST(odd_models_equal_their_references)
                               strcmp(name, "shared-null") == 0;
 
         if (name[0] != '_' && !deepseek) {
-            check_case(name, reference);
+            check_case("cases/model", name, reference);
             checked++;
         }
     }
     ck_assert_int_ge(checked, 8);
+    json_decref(all);
+}
+END_TEST
+
+START_TEST(windows_biases_and_mixed_layers_equal_their_references)
+{
+    json_error_t error;
+    json_t *all = json_load_file(test_path("more/reference.json"), 0, &error), *reference;
+    const char *name;
+    int checked = 0;
+
+    ck_assert_ptr_nonnull(all);
+    json_object_foreach(all, name, reference)
+    {
+        if (name[0] != '_') {
+            check_case("more", name, reference);
+            checked++;
+        }
+    }
+    ck_assert_int_eq(checked, 4);
     json_decref(all);
 }
 END_TEST
@@ -398,8 +418,11 @@ END_TEST
 int main(void)
 {
     const TTest *const tests[] = {
-        qwen3_moe_equals_the_reference, qwen2_moe_equals_the_reference,
-        mixtral_equals_the_reference,   odd_models_equal_their_references,
+        qwen3_moe_equals_the_reference,
+        qwen2_moe_equals_the_reference,
+        mixtral_equals_the_reference,
+        odd_models_equal_their_references,
+        windows_biases_and_mixed_layers_equal_their_references,
         a_row_of_nan_fails_alone,
     };
 
