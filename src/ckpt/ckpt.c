@@ -347,3 +347,10 @@ uint64_t eep_ckpt_bytes(const struct eep_ckpt *ckpt)
 {
     return ckpt->bytes;
 }
+
+void eep_ckpt_drop_pages(const struct eep_ckpt *ckpt)
+{
+    for (size_t i = 0; i < ckpt->file_count; i++) {
+        eep_safetensors_drop_pages(ckpt->files[i]);
+    }
+}

@@ -46,6 +46,8 @@ struct eep_safetensors;
 EEP_MUST_CHECK enum eep_status eep_safetensors_open(const char *path,
                                                     struct eep_safetensors **file_out);
 void eep_safetensors_close(struct eep_safetensors *file);
+/** As eep_ckpt_drop_pages(), for one file. */
+void eep_safetensors_drop_pages(const struct eep_safetensors *file);
 size_t eep_safetensors_count(const struct eep_safetensors *file);
 const struct eep_tensor *eep_safetensors_at(const struct eep_safetensors *file, size_t index);
 /** NULL if there is none of that name. */
@@ -82,6 +84,8 @@ const json_t *eep_ckpt_generation_config(const struct eep_ckpt *ckpt);
 const struct eep_tensor *eep_ckpt_find(const struct eep_ckpt *ckpt, const char *name);
 size_t eep_ckpt_count(const struct eep_ckpt *ckpt);
 const struct eep_tensor *eep_ckpt_at(const struct eep_ckpt *ckpt, size_t index);
+/** Let go of the pages of the files that were read; they are read again when touched. */
+void eep_ckpt_drop_pages(const struct eep_ckpt *ckpt);
 /** Bytes of all data files. */
 uint64_t eep_ckpt_bytes(const struct eep_ckpt *ckpt);
 

@@ -424,6 +424,13 @@ void eep_safetensors_close(struct eep_safetensors *file)
     eep_mem_free(file);
 }
 
+void eep_safetensors_drop_pages(const struct eep_safetensors *file)
+{
+    if (file->mapping != NULL) {
+        (void)madvise(file->mapping, file->mapping_bytes, MADV_DONTNEED); /* a wish */
+    }
+}
+
 size_t eep_safetensors_count(const struct eep_safetensors *file)
 {
     return file->count;

@@ -153,6 +153,7 @@ static enum eep_status load_weights(struct eep_engine *e)
         EEP_TRY(eep_experts_load(&source, e->progress != NULL ? report_progress : NULL, e,
                                  &e->experts));
     }
+    eep_ckpt_drop_pages(e->ckpt); /* packed now; only rows of the embedding are still read */
     return EEP_OK;
 }
 
