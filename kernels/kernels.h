@@ -227,6 +227,14 @@ struct eep_kernels_limits {
     double fma_per_s;        /* float32 multiply-adds in registers, widest vectors in use */
 };
 
+/**
+ * One round of either measurement, for benchmarks that take turns with what they measure: read all
+ * of `memory` once (bytes per second), some 20 ms of multiply-adds (multiply-adds per second).
+ */
+double eep_kernels_measure_read(const struct eep_kernels *kernels, const void *memory,
+                                size_t bytes);
+double eep_kernels_measure_fma(const struct eep_kernels *kernels);
+
 /** Measure those limits for `kernels`, with `bytes` of memory for the read; takes some 2 s. */
 EEP_MUST_CHECK enum eep_status eep_kernels_measure(const struct eep_kernels *kernels, size_t bytes,
                                                    struct eep_kernels_limits *limits_out);

@@ -103,9 +103,7 @@ static inline vf v_bf16_load(const uint16_t *p)
 
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
-static inline void v_prefetch(const char *p)
-{
-    _mm_prefetch(p, _MM_HINT_T0);
-}
+/* Not a function: gcc 12 takes one that only prefetches for one without effect, and drops it. */
+#define v_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
 
 #endif
