@@ -191,10 +191,12 @@ static enum eep_status check_template_ids(const struct eep_tokenizer *tokenizer,
 static enum eep_status load_parts(struct eep_tokenizer *tokenizer)
 {
     const char *path = tokenizer->path;
-    const json_t *json = tokenizer->json;
+    json_t *json = tokenizer->json;
 
     EEP_TRY(eep_normalizer_load(path, json_object_get(json, "normalizer"), &tokenizer->normalizer));
     EEP_TRY(eep_bpe_load(path, json_object_get(json, "model"), &tokenizer->bpe));
+    json_object_del(json_object_get(json, "model"),
+                    "merges"); /* half of the memory, and done with */
     EEP_TRY(eep_pretokenizer_load(path, json_object_get(json, "pre_tokenizer"),
                                   &tokenizer->pretokenizer));
     EEP_TRY(check_decoder(path, json_object_get(json, "decoder"), 0));
