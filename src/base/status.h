@@ -21,7 +21,13 @@
 enum eep_status eep_fail(enum eep_status status, const char *fmt, ...) EEP_PRINTF(2, 3);
 
 /* The code itself is the value, so that the compiler sees that it is not EEP_OK. */
-#define EEP_FAIL(status, ...) ((void)eep_fail((status), __VA_ARGS__), (status))
+static inline enum eep_status eep_fail_value(enum eep_status recorded, enum eep_status status)
+{
+    (void)recorded;
+    return status;
+}
+
+#define EEP_FAIL(status, ...) eep_fail_value(eep_fail((status), __VA_ARGS__), (status))
 
 /** Put `fmt` before the text that is recorded already; for callers that know the context. */
 enum eep_status eep_fail_context(enum eep_status status, const char *fmt, ...) EEP_PRINTF(2, 3);
