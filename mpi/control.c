@@ -13,8 +13,9 @@
 
 #include "mpi_int.h"
 
-#define GATHER_CHUNK ((size_t)4 << 20) /* bytes of a rank in one round of a gather between nodes   \
-                                        */
+#define GATHER_CHUNK                                                                               \
+    ((size_t)4 << 20) /* bytes of a rank in one round of a gather between nodes                    \
+                       */
 
 /* ---- one node: mailboxes ---- */
 

@@ -31,7 +31,7 @@
 
 #define SHM_DIR "/dev/shm"
 #define MAGIC "eepnode"
-#define VERSION 1u
+#define SEGMENT_VERSION 1u
 #define LOCK_BASE ((off_t)1 << 48)
 
 struct segment_name {
@@ -151,7 +151,7 @@ static enum eep_status attach(struct eep_world *world, const struct segment_name
     node->rank_of = world->node_ranks;
     if (world->xport.topo.node_rank == 0) {
         memcpy(node->head->magic, MAGIC, sizeof(MAGIC));
-        node->head->version = VERSION;
+        node->head->version = SEGMENT_VERSION;
         node->head->ranks = ranks;
         node->head->bytes = bytes;
     }
@@ -163,7 +163,7 @@ static enum eep_status check_head(const struct eep_world *world)
 {
     const struct eep_node_head *head = world->node.head;
 
-    if (memcmp(head->magic, MAGIC, sizeof(MAGIC)) != 0 || head->version != VERSION ||
+    if (memcmp(head->magic, MAGIC, sizeof(MAGIC)) != 0 || head->version != SEGMENT_VERSION ||
         head->ranks != world->xport.topo.node_size ||
         head->bytes != segment_bytes(world->xport.topo.node_size)) {
         return EEP_FAIL(EEP_ERR_FORMAT, "shared memory: the ranks of this node run different "

@@ -12,7 +12,7 @@ AS_HELP_STRING([--without-mpi], [build a single-process eep])],
     AC_ARG_VAR([MPICC], [MPI's compiler wrapper])
     eep_mpi=no
     eep_mpi_summary="no (single process)"
-    MPI_CFLAGS= MPI_LIBS= MPIRUN=
+    MPI_CFLAGS= MPI_LIBS= MPI_LDFLAGS= MPIRUN=
     AS_IF([test "x$with_mpi" != xno], [
         eep_mpi_trouble="no mpicc was found"
         AS_IF([test "x$with_mpi" != xyes], [eep_mpi_wrappers="$with_mpi/bin/mpicc"],
@@ -22,10 +22,16 @@ AS_HELP_STRING([--without-mpi], [build a single-process eep])],
             AS_IF([test $eep_mpi = no], [EEP_TRY_MPICC([$eep_mpicc])])
         done
         AS_IF([test $eep_mpi = no], [EEP_MPI_REFUSE([$eep_mpi_trouble])])
+        # libtool does not hand these on from a convenience library: where to find MPI at run time.
+        for eep_word in $MPI_LIBS; do
+            AS_CASE([$eep_word], [-Wl,*], [MPI_LDFLAGS="$MPI_LDFLAGS $eep_word"])
+        done
         AC_DEFINE([EEP_HAVE_MPI], [1], [Built with MPI])
+        AC_DEFINE_UNQUOTED([EEP_MPIRUN], ["$MPIRUN"], [The launcher that belongs to it])
     ])
     AC_SUBST([MPI_CFLAGS])
     AC_SUBST([MPI_LIBS])
+    AC_SUBST([MPI_LDFLAGS])
     AC_SUBST([MPIRUN])
     AM_CONDITIONAL([EEP_MPI], [test $eep_mpi = yes])
 ])

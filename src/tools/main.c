@@ -61,7 +61,10 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
         if (strcmp(argv[1], commands[i].name) == 0) {
-            return commands[i].run(argc - 1, argv + 1);
+            const int status = commands[i].run(argc - 1, argv + 1);
+
+            eep_status_file_write(status);
+            return status;
         }
     }
     return eep_opts_wrong(&help, "there is no command '%s'", argv[1]);

@@ -32,6 +32,12 @@ bool eep_tool_speaks(void);
  */
 int eep_tool_end(struct eep_engine *engine, enum eep_status status);
 
+/**
+ * Tell `eep launch` this rank's exit status (launch.c); nothing without it. Every rank calls it once,
+ * right before it ends.
+ */
+void eep_status_file_write(int status);
+
 /** Print the text of this thread's last failure on stderr; returns EEP_EXIT_FAILED. */
 int eep_tool_failed(void);
 
