@@ -29,7 +29,7 @@ struct eep_tensor {
     enum eep_dtype dtype;
     uint32_t dims;
     uint64_t shape[EEP_TENSOR_MAX_DIMS];
-    uint64_t count;   /* product of shape */
+    uint64_t count; /* product of shape */
     uint64_t bytes;
     const void *data; /* in the mapping; any alignment */
 };
@@ -51,8 +51,7 @@ void eep_safetensors_drop_pages(const struct eep_safetensors *file);
 size_t eep_safetensors_count(const struct eep_safetensors *file);
 const struct eep_tensor *eep_safetensors_at(const struct eep_safetensors *file, size_t index);
 /** NULL if there is none of that name. */
-const struct eep_tensor *eep_safetensors_find(const struct eep_safetensors *file,
-                                              const char *name);
+const struct eep_tensor *eep_safetensors_find(const struct eep_safetensors *file, const char *name);
 
 /** A tensor to be written. */
 struct eep_tensor_out {
@@ -90,8 +89,7 @@ void eep_ckpt_drop_pages(const struct eep_ckpt *ckpt);
 uint64_t eep_ckpt_bytes(const struct eep_ckpt *ckpt);
 
 /** Parse a JSON file whose top value is an object; at most `max_bytes`. The caller decrefs it. */
-EEP_MUST_CHECK enum eep_status eep_json_load(const char *path, size_t max_bytes,
-                                             json_t **json_out);
+EEP_MUST_CHECK enum eep_status eep_json_load(const char *path, size_t max_bytes, json_t **json_out);
 
 /**
  * From now on a mapped file that shrinks under us (SIGBUS) ends this process with a message that

@@ -18,7 +18,7 @@
 
 /** How expert scores become a choice and weights; see moe/router.h. */
 enum eep_router_kind {
-    EEP_ROUTER_SOFTMAX_TOPK, /* softmax over all experts, then top-k (Qwen-MoE, Mixtral) */
+    EEP_ROUTER_SOFTMAX_TOPK,    /* softmax over all experts, then top-k (Qwen-MoE, Mixtral) */
     EEP_ROUTER_SIGMOID_GROUPED, /* sigmoid, bias for the choice, groups (DeepSeek-V3) */
 };
 
@@ -33,24 +33,24 @@ struct eep_model_config {
     uint32_t kv_heads;
     uint32_t head_dim;
     uint32_t max_positions;
-    uint32_t window;   /* sliding attention window; 0 = none */
+    uint32_t window; /* sliding attention window; 0 = none */
     float rms_eps;
     double rope_theta;
     bool qkv_bias;
     bool o_bias;
-    bool qk_norm;      /* RMSNorm of each head of q and k before RoPE (Qwen3) */
-    bool tied;         /* the LM head is the embedding */
+    bool qk_norm; /* RMSNorm of each head of q and k before RoPE (Qwen3) */
+    bool tied;    /* the LM head is the embedding */
 
     enum eep_router_kind router;
-    uint32_t experts;  /* logical experts of a MoE layer */
+    uint32_t experts; /* logical experts of a MoE layer */
     uint32_t top_k;
-    bool norm_topk;    /* weights are divided by their sum */
+    bool norm_topk; /* weights are divided by their sum */
     uint32_t expert_width;
     uint32_t dense_width;  /* of layers that are not MoE; 0 if there are none */
     uint32_t shared_width; /* of the shared expert; 0 = none */
     bool shared_gated;     /* its output is multiplied by sigmoid(x . gate) (Qwen2-MoE) */
     uint32_t moe_layers;
-    bool *layer_is_moe;    /* (layers); owned, see eep_model_config_free() */
+    bool *layer_is_moe; /* (layers); owned, see eep_model_config_free() */
 
     uint32_t eos[EEP_MODEL_MAX_EOS]; /* of config.json and generation_config.json */
     uint32_t eos_count;
@@ -66,14 +66,14 @@ enum eep_role {
     EEP_ROLE_Q,          /* (heads * head_dim, hidden) */
     EEP_ROLE_K,          /* (kv_heads * head_dim, hidden) */
     EEP_ROLE_V,
-    EEP_ROLE_O,          /* (hidden, heads * head_dim) */
+    EEP_ROLE_O, /* (hidden, heads * head_dim) */
     EEP_ROLE_Q_BIAS,
     EEP_ROLE_K_BIAS,
     EEP_ROLE_V_BIAS,
     EEP_ROLE_O_BIAS,
-    EEP_ROLE_Q_NORM,     /* (head_dim) */
+    EEP_ROLE_Q_NORM, /* (head_dim) */
     EEP_ROLE_K_NORM,
-    EEP_ROLE_ROUTER,     /* (experts, hidden) */
+    EEP_ROLE_ROUTER,      /* (experts, hidden) */
     EEP_ROLE_EXPERT_GATE, /* (expert_width, hidden), one per layer and expert */
     EEP_ROLE_EXPERT_UP,
     EEP_ROLE_EXPERT_DOWN, /* (hidden, expert_width) */

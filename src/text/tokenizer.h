@@ -1,10 +1,10 @@
 /*
  * Text to token ids and back: byte-level BPE from a Hugging Face tokenizer.json.
  *
- * Normaliser (none, NFC, and sequences of them), pre-tokeniser (ByteLevel, Split with a pattern by PCRE2, and
- * sequences of them), BPE with merges in rank order (Sennrich et al. 2016; byte-level: Radford et
- * al. 2019), added and special tokens cut out of the text first. What a file asks for beyond this
- * is refused by name.
+ * Normaliser (none, NFC, and sequences of them), pre-tokeniser (ByteLevel, Split with a pattern by
+ * PCRE2, and sequences of them), BPE with merges in rank order (Sennrich et al. 2016; byte-level:
+ * Radford et al. 2019), added and special tokens cut out of the text first. What a file asks for
+ * beyond this is refused by name.
  */
 #ifndef EEP_TEXT_TOKENIZER_H
 #define EEP_TEXT_TOKENIZER_H
