@@ -35,7 +35,8 @@ typedef void eep_cpu_tile_fn(const struct eep_cpu_tile *tile);
 
 /** The tiles of an instruction set (tile_*.c), by rows; [0] is NULL. */
 struct eep_cpu_tiles {
-    unsigned rows; /* most rows of a tile, <= EEP_TILE_ROWS_MAX */
+    unsigned rows;      /* most rows of a tile, <= EEP_TILE_ROWS_MAX */
+    unsigned rows_once; /* up to so many it goes over the lines of a panel once, else by parts */
     eep_cpu_tile_fn *f32[EEP_TILE_ROWS_MAX + 1];
     eep_cpu_tile_fn *bf16[EEP_TILE_ROWS_MAX + 1];
 };

@@ -22,6 +22,9 @@
 #define BLOCK_K_BF16 256
 #define BLOCK_K_F32 128
 
+/* 4 to 12 KiB are best: less comes too late, more pushes out what is in use. */
+#define AHEAD_BYTES 8192
+
 #define X_FLOATS (EEP_CPU_CHUNK_ROWS * EEP_TILE_STRIDE)
 #define C_FLOATS (EEP_CPU_GROUP_PANELS * EEP_CPU_CHUNK_ROWS * EEP_PANEL)
 
@@ -84,6 +87,20 @@ static const char *line_after(const struct stretch *s, size_t panel, size_t k)
     return line_at(s, s->panels, 0);
 }
 
+/*
+ * What to fetch while a block is used: the next block, each tile its share; or, where few rows go
+ * over a linear stream once, what is AHEAD_BYTES further on, which the first cache still holds
+ * then.
+ */
+static void set_ahead(const struct stretch *s, size_t panel, size_t k, size_t tiles,
+                      struct eep_cpu_tile *tile)
+{
+    bool once = s->rows <= s->product->isa->tiles->rows_once;
+
+    tile->ahead = once ? (const char *)tile->w + AHEAD_BYTES : line_after(s, panel, k);
+    tile->ahead_step = s->line_bytes / tiles;
+}
+
 /* One block of one panel by all tiles of the chunk. */
 static void run_block(const struct stretch *s, size_t panel, size_t k, const float *x, float *c)
 {
@@ -94,10 +111,9 @@ static void run_block(const struct stretch *s, size_t panel, size_t k, const flo
         .k = EEP_MIN(s->k0 + s->k - k, s->block_k),
         .c_stride = EEP_PANEL,
         .start = k == 0,
-        .ahead = line_after(s, panel, k),
-        .ahead_step = s->line_bytes / tiles,
     };
 
+    set_ahead(s, panel, k, tiles, &tile);
     for (size_t t = 0; t < tiles; t++) {
         size_t begin = eep_cpu_tile_begin(s->rows, tiles, t);
         size_t rows = eep_cpu_tile_begin(s->rows, tiles, t + 1) - begin;

@@ -60,7 +60,7 @@ static inline __attribute__((always_inline)) void tile_part(const struct eep_cpu
         }
     }
     for (size_t k = 0; k < k_end; k++) {
-        vf w_low[LINE_PAIRS], w_high[LINE_PAIRS];
+        const float *values = x + k;
 
         v_prefetch(ahead);
         if (!bf16) {
@@ -69,17 +69,17 @@ static inline __attribute__((always_inline)) void tile_part(const struct eep_cpu
         ahead += ahead_step;
         UNROLL for (int j = 0; j < pairs; j++)
         {
-            load_pair(bf16, w, k, column + (size_t)j * V_LANES, &w_low[j], &w_high[j]);
-        }
-        UNROLL for (int r = 0; r < rows; r++)
-        {
-            vf value = v_set1(x[r * EEP_TILE_STRIDE + k]);
+            vf w_low, w_high;
 
-            UNROLL for (int j = 0; j < pairs; j++)
+            load_pair(bf16, w, k, column + (size_t)j * V_LANES, &w_low, &w_high);
+            UNROLL for (int r = 0; r < rows; r++)
             {
-                low[r][j] = v_fma(value, w_low[j], low[r][j]);
-                high[r][j] = v_fma(value, w_high[j], high[r][j]);
+                vf value = v_set1(values[r * EEP_TILE_STRIDE]);
+
+                low[r][j] = v_fma(value, w_low, low[r][j]);
+                high[r][j] = v_fma(value, w_high, high[r][j]);
             }
+            V_RELOAD(values);
         }
     }
     UNROLL for (int r = 0; r < rows; r++)

@@ -6,8 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define V_LANES 16        /* float32 values of a vector */
-#define V_KEEP(a) "+v"(a) /* for asm */
+#define V_LANES 16              /* float32 values of a vector */
+#define V_RELOAD(p) ((void)(p)) /* what p points to may stay in registers: there are 32 */
+#define V_KEEP(a) "+v"(a)       /* for asm */
 
 typedef __m512 vf;
 typedef __m512i vi;
