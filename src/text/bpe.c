@@ -1,8 +1,8 @@
 /*
- * Byte-pair encoding. A piece starts as its bytes; of all neighbours that the file can merge, the
- * pair of the lowest rank is merged, the leftmost of equals, until none is left. Candidates wait
- * in a heap, symbols form a list, so a piece of n bytes takes n log n steps; an entry of the heap
- * whose symbols have changed since is dropped when it comes up.
+ * Byte-pair encoding. A piece starts as its bytes (or characters); of all neighbours that the file
+ * can merge, the pair of the lowest rank is merged, the leftmost of equals, until none is left.
+ * Candidates wait in a heap, symbols form a list, so a piece of n bytes takes n log n steps; an
+ * entry of the heap whose symbols have changed since is dropped when it comes up.
  */
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +27,10 @@ struct eep_bpe {
     struct eep_vocab vocab; /* token texts as in the file */
     struct merge *merges;   /* open hash table */
     size_t merges_mask;
+    bool bytes;             /* pieces start as bytes, else as characters */
     uint32_t byte_ids[256]; /* EEP_NO_TOKEN where the vocabulary lacks a byte */
+    uint32_t unknown;       /* for what has no token; EEP_NO_TOKEN: that is an error */
+    bool fuse_unknown;      /* neighbours of that kind are one token */
     bool whole_first;       /* ignore_merges: a piece that is a token is that token */
 };
 
@@ -85,13 +88,35 @@ static enum eep_status load_vocab(const char *path, const json_t *json, struct e
         EEP_TRY(eep_text_id(path, text, value, &id));
         (void)eep_vocab_add(&bpe->vocab, text, strlen(text), id); /* the parser refuses doubles */
     }
-    for (unsigned byte = 0; byte < 256; byte++) {
-        char text_of_byte[4];
-        size_t bytes = eep_utf8_encode(eep_byte_char((unsigned char)byte), text_of_byte);
-
-        bpe->byte_ids[byte] = eep_vocab_find(&bpe->vocab, text_of_byte, bytes);
-    }
     return EEP_OK;
+}
+
+/* The tokens of single bytes: in byte-level vocabularies, or <0x00> and so on with byte_fallback.
+ */
+static void find_bytes(struct eep_bpe *bpe, bool fallback)
+{
+    for (unsigned byte = 0; byte < 256; byte++) {
+        char text[8];
+        size_t bytes = bpe->bytes ? eep_utf8_encode(eep_byte_char((unsigned char)byte), text)
+                                  : (size_t)snprintf(text, sizeof(text), "<0x%02X>", byte);
+
+        bpe->byte_ids[byte] =
+            bpe->bytes || fallback ? eep_vocab_find(&bpe->vocab, text, bytes) : EEP_NO_TOKEN;
+    }
+}
+
+static enum eep_status find_unknown(const char *path, const json_t *json, struct eep_bpe *bpe)
+{
+    const json_t *token = eep_text_get(json, "unk_token");
+
+    bpe->unknown = EEP_NO_TOKEN;
+    if (token != NULL && !json_is_string(token)) {
+        return EEP_FAIL(EEP_ERR_FORMAT, "%s: model: unk_token is not a string", path);
+    }
+    if (token != NULL) {
+        bpe->unknown = eep_bpe_find(bpe, json_string_value(token));
+    }
+    return eep_text_bool(path, "model", json, "fuse_unk", false, &bpe->fuse_unknown);
 }
 
 /* The two texts of a merge, "a b" or ["a", "b"]. */
@@ -203,23 +228,29 @@ static enum eep_status check_kind(const char *path, const json_t *json)
     }
     EEP_TRY(require_unset(path, json, "dropout"));
     EEP_TRY(require_unset(path, json, "continuing_subword_prefix"));
-    EEP_TRY(require_unset(path, json, "end_of_word_suffix"));
-    return require_unset(path, json, "byte_fallback");
+    return require_unset(path, json, "end_of_word_suffix");
 }
 
 static enum eep_status load(const char *path, const json_t *json, struct eep_bpe *bpe)
 {
+    bool fallback;
+
     EEP_TRY(check_kind(path, json));
     EEP_TRY(eep_text_bool(path, "model", json, "ignore_merges", false, &bpe->whole_first));
+    EEP_TRY(eep_text_bool(path, "model", json, "byte_fallback", false, &fallback));
     EEP_TRY(load_vocab(path, json_object_get(json, "vocab"), bpe));
+    find_bytes(bpe, fallback);
+    EEP_TRY(find_unknown(path, json, bpe));
     return load_merges(path, json_object_get(json, "merges"), bpe);
 }
 
-enum eep_status eep_bpe_load(const char *path, const json_t *json, struct eep_bpe **bpe_out)
+enum eep_status eep_bpe_load(const char *path, const json_t *json, bool bytes,
+                             struct eep_bpe **bpe_out)
 {
     struct eep_bpe *bpe;
 
     EEP_TRY(eep_mem_alloc(1, sizeof(*bpe), "tokenizer model", &bpe));
+    bpe->bytes = bytes;
     enum eep_status status = load(path, json, bpe);
 
     if (status != EEP_OK) {
@@ -333,22 +364,98 @@ static void merge_all(const struct eep_bpe *bpe, struct eep_bpe_work *work)
     }
 }
 
-static enum eep_status start_symbols(const struct eep_bpe *bpe, struct eep_bpe_work *work,
-                                     const char *piece, size_t bytes)
+static enum eep_status fail_unknown(const struct eep_bpe *bpe, const char *text, size_t length)
 {
+    if (bpe->bytes || eep_utf8_length(text, length) == 0) {
+        return EEP_FAIL(EEP_ERR_UNSUPPORTED,
+                        "the text has the byte 0x%02x, for which the tokenizer has no token",
+                        (unsigned char)text[0]);
+    }
+    return EEP_FAIL(EEP_ERR_UNSUPPORTED,
+                    "the text has the character U+%04X, for which the tokenizer has no token",
+                    (unsigned)eep_utf8_decode(text));
+}
+
+/* Tokens of a piece's bytes or characters, before any merge. */
+struct start {
+    struct eep_bpe_work *work;
+    uint32_t count;
+    bool unknown; /* one is due, and may be fused with the next */
+};
+
+static void put_symbol(struct start *start, uint32_t id)
+{
+    start->work->symbols[start->count] =
+        (struct symbol){id, start->count - 1, start->count + 1}; /* the ends are set at the end */
+    start->count++;
+}
+
+/* A character as its bytes; false if one of them has no token. */
+static bool put_bytes(const struct eep_bpe *bpe, struct start *start, const char *text,
+                      size_t length)
+{
+    for (size_t i = 0; i < length; i++) {
+        if (bpe->bytes || bpe->byte_ids[(unsigned char)text[i]] == EEP_NO_TOKEN) {
+            return false;
+        }
+    }
+    for (size_t i = 0; i < length; i++) {
+        put_symbol(start, bpe->byte_ids[(unsigned char)text[i]]);
+    }
+    return true;
+}
+
+/* One byte or character. An unknown one waits, also while others are put as bytes (as in the
+ * library that such files are made for). */
+static enum eep_status put_unit(const struct eep_bpe *bpe, struct start *start, const char *text,
+                                size_t length)
+{
+    uint32_t id = bpe->bytes ? bpe->byte_ids[(unsigned char)text[0]]
+                             : eep_vocab_find(&bpe->vocab, text, length);
+
+    if (id != EEP_NO_TOKEN) {
+        if (start->unknown) {
+            put_symbol(start, bpe->unknown);
+            start->unknown = false;
+        }
+        put_symbol(start, id);
+        return EEP_OK;
+    }
+    if (put_bytes(bpe, start, text, length)) {
+        return EEP_OK;
+    }
+    if (bpe->unknown == EEP_NO_TOKEN) {
+        return fail_unknown(bpe, text, length);
+    }
+    if (start->unknown && !bpe->fuse_unknown) {
+        put_symbol(start, bpe->unknown);
+    }
+    start->unknown = true;
+    return EEP_OK;
+}
+
+static enum eep_status start_symbols(const struct eep_bpe *bpe, struct eep_bpe_work *work,
+                                     const char *piece, size_t bytes, uint32_t *count_out)
+{
+    struct start start = {.work = work};
+
     EEP_TRY(eep_text_grow(&work->symbols, &work->symbols_room, 0, bytes, sizeof(*work->symbols)));
     EEP_TRY(eep_text_grow(&work->heap, &work->heap_room, 0, 3 * bytes, sizeof(*work->heap)));
-    for (size_t i = 0; i < bytes; i++) {
-        unsigned char byte = (unsigned char)piece[i];
+    for (size_t at = 0; at < bytes;) {
+        size_t length =
+            bpe->bytes ? 1 : EEP_MAX(eep_utf8_length(piece + at, bytes - at), (size_t)1);
 
-        if (bpe->byte_ids[byte] == EEP_NO_TOKEN) {
-            return EEP_FAIL(EEP_ERR_UNSUPPORTED,
-                            "the text has the byte 0x%02x, for which the tokenizer has no token",
-                            byte);
-        }
-        work->symbols[i] = (struct symbol){bpe->byte_ids[byte], i > 0 ? (uint32_t)i - 1 : NO_SYMBOL,
-                                           i + 1 < bytes ? (uint32_t)i + 1 : NO_SYMBOL};
+        EEP_TRY(put_unit(bpe, &start, piece + at, length));
+        at += length;
     }
+    if (start.unknown) {
+        put_symbol(&start, bpe->unknown);
+    }
+    if (start.count > 0) {
+        work->symbols[0].before = NO_SYMBOL;
+        work->symbols[start.count - 1].after = NO_SYMBOL;
+    }
+    *count_out = start.count;
     return EEP_OK;
 }
 
@@ -358,6 +465,10 @@ static enum eep_status find_whole(const struct eep_bpe *bpe, struct eep_bpe_work
 {
     struct eep_text_buffer *chars = &work->chars;
 
+    if (!bpe->bytes) {
+        *id_out = eep_vocab_find(&bpe->vocab, piece, bytes);
+        return EEP_OK;
+    }
     EEP_TRY(eep_text_grow(&chars->data, &chars->room, 0, 2 * bytes, 1));
     chars->size = 0;
     for (size_t i = 0; i < bytes; i++) { /* at most two bytes each */
@@ -371,6 +482,8 @@ static enum eep_status find_whole(const struct eep_bpe *bpe, struct eep_bpe_work
 enum eep_status eep_bpe_encode(const struct eep_bpe *bpe, struct eep_bpe_work *work,
                                const char *piece, size_t bytes, struct eep_id_list *out)
 {
+    uint32_t count;
+
     if (bytes >= NO_SYMBOL / 4) {
         return EEP_FAIL(EEP_ERR_UNSUPPORTED, "a piece of text of %zu bytes is too long", bytes);
     }
@@ -382,13 +495,13 @@ enum eep_status eep_bpe_encode(const struct eep_bpe *bpe, struct eep_bpe_work *w
             return eep_id_append(out, id);
         }
     }
-    EEP_TRY(start_symbols(bpe, work, piece, bytes));
+    EEP_TRY(start_symbols(bpe, work, piece, bytes, &count));
     work->heap_count = 0;
-    for (size_t i = 0; i + 1 < bytes; i++) {
-        offer(bpe, work, (uint32_t)i);
+    for (uint32_t i = 0; i + 1 < count; i++) {
+        offer(bpe, work, i);
     }
     merge_all(bpe, work);
-    for (uint32_t i = 0; i < bytes && i != NO_SYMBOL; i = work->symbols[i].after) {
+    for (uint32_t i = 0; count > 0 && i != NO_SYMBOL; i = work->symbols[i].after) {
         EEP_TRY(eep_id_append(out, work->symbols[i].id));
     }
     return EEP_OK;

@@ -92,8 +92,3 @@ enum eep_status eep_text_id(const char *path, const char *where, const json_t *v
     *id_out = (uint32_t)json_integer_value(value);
     return EEP_OK;
 }
-
-enum eep_status eep_text_unsupported(const char *path, const char *where, const char *what)
-{
-    return EEP_FAIL(EEP_ERR_UNSUPPORTED, "%s: %s '%.200s' is not supported", path, where, what);
-}

@@ -36,41 +36,49 @@ struct eep_pretokenize_work {
     struct {
         pcre2_match_data *match; /* NULL for a step without a pattern */
         struct range_list ranges;
-        struct eep_text_buffer text; /* with the space put before it */
+        struct eep_text_buffer text; /* with what is put before it */
     } step[EEP_PRETOKENIZE_STEPS_MAX];
 };
 
 /* ---- loading ---- */
 
-static enum eep_status add_step(const char *path, struct eep_pretokenizer *out, const char *pattern,
-                                bool literal, enum eep_split split, bool invert)
+static enum eep_status add_step(const char *path, struct eep_pretokenizer *out,
+                                enum eep_pretokenize_kind kind,
+                                struct eep_pretokenize_step **step_out)
 {
-    struct eep_pretokenize_step *step = &out->steps[out->count];
-
     if (out->count == EEP_PRETOKENIZE_STEPS_MAX) {
         return eep_text_unsupported(path, WHERE, "more than 16 steps");
     }
-    if (pattern != NULL) {
-        EEP_TRY(eep_pattern_compile(path, pattern, literal, &step->code));
-    }
+    *step_out = &out->steps[out->count++];
+    (*step_out)->kind = kind;
+    return EEP_OK;
+}
+
+static enum eep_status add_split(const char *path, struct eep_pretokenizer *out,
+                                 const char *pattern, bool literal, enum eep_split split,
+                                 bool invert)
+{
+    struct eep_pretokenize_step *step;
+
+    EEP_TRY(add_step(path, out, EEP_PRETOKENIZE_SPLIT, &step));
     step->split = split;
     step->invert = invert;
-    out->count++;
-    return EEP_OK;
+    return eep_pattern_compile(path, pattern, literal, &step->code);
 }
 
 static enum eep_status load_byte_level(const char *path, const json_t *json,
                                        struct eep_pretokenizer *out)
 {
+    struct eep_pretokenize_step *step;
     bool prefix, regex;
 
     EEP_TRY(eep_text_bool(path, WHERE, json, "add_prefix_space", true, &prefix));
     EEP_TRY(eep_text_bool(path, WHERE, json, "use_regex", true, &regex));
     if (prefix) {
-        EEP_TRY(add_step(path, out, NULL, false, EEP_SPLIT_ISOLATED, false));
+        EEP_TRY(add_step(path, out, EEP_PRETOKENIZE_SPACE_BEFORE, &step));
     }
     if (regex) {
-        EEP_TRY(add_step(path, out, gpt2_pattern, false, EEP_SPLIT_ISOLATED, false));
+        EEP_TRY(add_split(path, out, gpt2_pattern, false, EEP_SPLIT_ISOLATED, false));
     }
     out->bytes = true;
     return EEP_OK;
@@ -115,8 +123,8 @@ static enum eep_status load_split(const char *path, const json_t *json,
                                     json_string_value(behavior));
     }
     EEP_TRY(eep_text_bool(path, WHERE, json, "invert", false, &invert));
-    return add_step(path, out, json_string_value(json_is_string(regex) ? regex : text),
-                    !json_is_string(regex), split, invert);
+    return add_split(path, out, json_string_value(json_is_string(regex) ? regex : text),
+                     !json_is_string(regex), split, invert);
 }
 
 static enum eep_status load_digits(const char *path, const json_t *json,
@@ -125,7 +133,50 @@ static enum eep_status load_digits(const char *path, const json_t *json,
     bool single;
 
     EEP_TRY(eep_text_bool(path, WHERE, json, "individual_digits", false, &single));
-    return add_step(path, out, single ? "\\p{N}" : "\\p{N}+", false, EEP_SPLIT_ISOLATED, false);
+    return add_split(path, out, single ? "\\p{N}" : "\\p{N}+", false, EEP_SPLIT_ISOLATED, false);
+}
+
+/* In old files add_prefix_space says whether to prepend. */
+static enum eep_status read_prepend(const char *path, const json_t *json,
+                                    enum eep_prepend *prepend_out)
+{
+    const json_t *scheme = eep_text_get(json, "prepend_scheme");
+    const char *text = scheme != NULL ? json_string_value(scheme) : "always";
+    bool prefix;
+
+    EEP_TRY(eep_text_bool(path, WHERE, json, "add_prefix_space", true, &prefix));
+    if (text == NULL) {
+        return EEP_FAIL(EEP_ERR_FORMAT, "%s: %s: prepend_scheme is not a string", path, WHERE);
+    }
+    if (strcmp(text, "never") == 0 || (scheme == NULL && !prefix)) {
+        *prepend_out = EEP_PREPEND_NEVER;
+    } else if (strcmp(text, "first") == 0) {
+        *prepend_out = EEP_PREPEND_FIRST;
+    } else if (strcmp(text, "always") == 0) {
+        *prepend_out = EEP_PREPEND_ALWAYS;
+    } else {
+        return eep_text_unsupported(path, "pre_tokenizer: Metaspace with the prepend_scheme", text);
+    }
+    return EEP_OK;
+}
+
+static enum eep_status load_metaspace(const char *path, const json_t *json,
+                                      struct eep_pretokenizer *out)
+{
+    const char *replacement = json_string_value(json_object_get(json, "replacement"));
+    struct eep_pretokenize_step *step;
+    bool cut;
+
+    if (replacement == NULL || replacement[0] == '\0' ||
+        eep_utf8_length(replacement, strlen(replacement)) != strlen(replacement)) {
+        return EEP_FAIL(EEP_ERR_FORMAT,
+                        "%s: %s: a Metaspace without a replacement of one character", path, WHERE);
+    }
+    EEP_TRY(add_step(path, out, EEP_PRETOKENIZE_METASPACE, &step));
+    step->replacement = replacement;
+    EEP_TRY(read_prepend(path, json, &step->prepend));
+    EEP_TRY(eep_text_bool(path, WHERE, json, "split", true, &cut));
+    return cut ? add_split(path, out, replacement, true, EEP_SPLIT_WITH_NEXT, false) : EEP_OK;
 }
 
 static enum eep_status load(const char *path, const json_t *json, int depth,
@@ -170,6 +221,9 @@ static enum eep_status load(const char *path, const json_t *json, int depth,
     if (strcmp(type, "ByteLevel") == 0) {
         return load_byte_level(path, json, out);
     }
+    if (strcmp(type, "Metaspace") == 0) {
+        return load_metaspace(path, json, out);
+    }
     return eep_text_unsupported(path, WHERE, type);
 }
 
@@ -179,14 +233,9 @@ enum eep_status eep_pretokenizer_load(const char *path, const json_t *json,
     struct eep_pretokenizer loaded;
 
     memset(&loaded, 0, sizeof(loaded));
-    if (json == NULL || json_is_null(json)) {
-        return eep_text_unsupported(path, WHERE, "null");
-    }
-    enum eep_status status = load(path, json, 0, &loaded);
+    enum eep_status status =
+        json == NULL || json_is_null(json) ? EEP_OK : load(path, json, 0, &loaded);
 
-    if (status == EEP_OK && !loaded.bytes) {
-        status = eep_text_unsupported(path, WHERE, "without ByteLevel");
-    }
     if (status != EEP_OK) {
         eep_pretokenizer_free(&loaded);
         return status;
@@ -217,7 +266,7 @@ static enum eep_status work_init(const struct eep_pretokenizer *pretokenizer,
     pcre2_set_match_limit(work->context, MATCH_LIMIT);
     pcre2_jit_stack_assign(work->context, NULL, work->stack);
     for (size_t i = 0; i < work->steps; i++) {
-        if (pretokenizer->steps[i].code == NULL) {
+        if (pretokenizer->steps[i].kind != EEP_PRETOKENIZE_SPLIT) {
             continue;
         }
         work->step[i].match =
@@ -377,54 +426,88 @@ struct run {
     void *context;
 };
 
-static enum eep_status run_step(const struct run *run, size_t index, const char *text,
-                                size_t bytes);
+static enum eep_status run_step(const struct run *run, size_t index, const char *text, size_t bytes,
+                                bool is_first);
 
-static enum eep_status run_prefix(const struct run *run, size_t index, const char *text,
-                                  size_t bytes)
+static enum eep_status run_space_before(const struct run *run, size_t index, const char *text,
+                                        size_t bytes, bool is_first)
 {
     struct eep_text_buffer *buffer = &run->work->step[index].text;
 
     if (text[0] == ' ') {
-        return run_step(run, index + 1, text, bytes);
+        return run_step(run, index + 1, text, bytes, is_first);
     }
     buffer->size = 0;
     EEP_TRY(eep_text_append(buffer, " ", 1));
     EEP_TRY(eep_text_append(buffer, text, bytes));
-    return run_step(run, index + 1, buffer->data, buffer->size);
+    return run_step(run, index + 1, buffer->data, buffer->size, is_first);
+}
+
+static enum eep_status run_metaspace(const struct run *run, size_t index, const char *text,
+                                     size_t bytes, bool is_first)
+{
+    const struct eep_pretokenize_step *step = &run->pretokenizer->steps[index];
+    struct eep_text_buffer *buffer = &run->work->step[index].text;
+    size_t length = strlen(step->replacement);
+    bool has = text[0] == ' ' || (bytes >= length && memcmp(text, step->replacement, length) == 0);
+
+    buffer->size = 0;
+    if (!has &&
+        (step->prepend == EEP_PREPEND_ALWAYS || (step->prepend == EEP_PREPEND_FIRST && is_first))) {
+        EEP_TRY(eep_text_append(buffer, step->replacement, length));
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        EEP_TRY(text[i] == ' ' ? eep_text_append(buffer, step->replacement, length)
+                               : eep_text_append(buffer, text + i, 1));
+    }
+    return run_step(run, index + 1, buffer->data, buffer->size, is_first);
+}
+
+static enum eep_status run_split(const struct run *run, size_t index, const char *text,
+                                 size_t bytes, bool is_first)
+{
+    const struct eep_pretokenize_step *step = &run->pretokenizer->steps[index];
+    struct range_list *list = &run->work->step[index].ranges;
+
+    EEP_TRY(find_ranges(step, run->work->step[index].match, run->work->context, text, bytes, list));
+    join_ranges(step->split, list);
+    for (size_t i = 0; i < list->count; i++) {
+        const struct range range = list->items[i];
+
+        EEP_TRY(run_step(run, index + 1, text + range.begin, range.end - range.begin,
+                         is_first && range.begin == 0));
+    }
+    return EEP_OK;
 }
 
 /* Bounded by EEP_PRETOKENIZE_STEPS_MAX. */
-static enum eep_status run_step(const struct run *run, size_t index, const char *text, size_t bytes)
+static enum eep_status run_step(const struct run *run, size_t index, const char *text, size_t bytes,
+                                bool is_first)
 {
-    const struct eep_pretokenize_step *step = &run->pretokenizer->steps[index];
-
     if (bytes == 0) {
         return EEP_OK;
     }
     if (index == run->pretokenizer->count) {
         return run->take(run->context, text, bytes);
     }
-    if (step->code == NULL) {
-        return run_prefix(run, index, text, bytes);
+    switch (run->pretokenizer->steps[index].kind) {
+    case EEP_PRETOKENIZE_SPLIT:
+        return run_split(run, index, text, bytes, is_first);
+    case EEP_PRETOKENIZE_SPACE_BEFORE:
+        return run_space_before(run, index, text, bytes, is_first);
+    case EEP_PRETOKENIZE_METASPACE:
+        return run_metaspace(run, index, text, bytes, is_first);
     }
-    struct range_list *list = &run->work->step[index].ranges;
-
-    EEP_TRY(find_ranges(step, run->work->step[index].match, run->work->context, text, bytes, list));
-    join_ranges(step->split, list);
-    for (size_t i = 0; i < list->count; i++) {
-        EEP_TRY(run_step(run, index + 1, text + list->items[i].begin,
-                         list->items[i].end - list->items[i].begin));
-    }
-    return EEP_OK;
+    EEP_ASSERT(!"a kind of step");
+    return EEP_ERR_FATAL;
 }
 
 enum eep_status eep_pretokenize(const struct eep_pretokenizer *pretokenizer,
                                 struct eep_pretokenize_work *work, const char *text, size_t bytes,
-                                eep_piece_fn take, void *context)
+                                bool is_first, eep_piece_fn take, void *context)
 {
     const struct run run = {pretokenizer, work, take, context};
 
     EEP_ASSERT(work->steps == pretokenizer->count);
-    return run_step(&run, 0, text, bytes);
+    return run_step(&run, 0, text, bytes, is_first);
 }

@@ -7,6 +7,11 @@
  *     pretokenize.c  the rest is cut into pieces, by patterns (pattern.c)
  *     bpe.c          each piece becomes tokens of the vocabulary (vocab.c)
  *     template.c     ids before and after the whole
+ *
+ * and back by decoder.c. There are two families of vocabularies. In byte-level ones (GPT-2, Qwen,
+ * Llama 3, DeepSeek) a token is a string of bytes, each written as a printable character. In those
+ * that come from SentencePiece (Llama 2, Mixtral) a token is a string of characters, a space is
+ * written as U+2581, and a character without a token as its bytes <0xE4><0xBD><0xA0>.
  */
 #ifndef EEP_TEXT_TEXT_INT_H
 #define EEP_TEXT_TEXT_INT_H
@@ -84,7 +89,12 @@ EEP_MUST_CHECK enum eep_status eep_text_bool(const char *path, const char *where
 /** A token id. */
 EEP_MUST_CHECK enum eep_status eep_text_id(const char *path, const char *where, const json_t *value,
                                            uint32_t *id_out);
-enum eep_status eep_text_unsupported(const char *path, const char *where, const char *what);
+/** Refuse what a file asks for; inline, so that callers are seen to stop. */
+static inline enum eep_status eep_text_unsupported(const char *path, const char *where,
+                                                   const char *what)
+{
+    return EEP_FAIL(EEP_ERR_UNSUPPORTED, "%s: %s '%.200s' is not supported", path, where, what);
+}
 
 /* vocab.c */
 
@@ -109,8 +119,13 @@ uint32_t eep_vocab_find(const struct eep_vocab *vocab, const char *text, size_t 
 
 #define EEP_NORMALIZE_STEPS_MAX 8
 
+/** The strings belong to the JSON that it was read from. */
 struct eep_normalizer {
-    int options[EEP_NORMALIZE_STEPS_MAX]; /* of utf8proc */
+    struct eep_normalize_step {
+        int form;            /* options of utf8proc; 0: the step is one of the others */
+        const char *replace; /* what is replaced by `with`; NULL: `with` is put before the text */
+        const char *with;
+    } steps[EEP_NORMALIZE_STEPS_MAX];
     size_t count;
 };
 
@@ -131,6 +146,19 @@ EEP_MUST_CHECK enum eep_status eep_pattern_compile(const char *path, const char 
 
 #define EEP_PRETOKENIZE_STEPS_MAX 16
 
+enum eep_pretokenize_kind {
+    EEP_PRETOKENIZE_SPLIT,
+    EEP_PRETOKENIZE_SPACE_BEFORE, /* put a space before the text if it does not begin with one */
+    EEP_PRETOKENIZE_METASPACE,    /* write spaces as another character, perhaps with one before */
+};
+
+/** Where a Metaspace step puts its character before the text, if it does not begin with it. */
+enum eep_prepend {
+    EEP_PREPEND_NEVER,
+    EEP_PREPEND_FIRST, /* at the very beginning of the text only */
+    EEP_PREPEND_ALWAYS,
+};
+
 enum eep_split {
     EEP_SPLIT_REMOVED,
     EEP_SPLIT_ISOLATED,
@@ -141,12 +169,15 @@ enum eep_split {
 
 struct eep_pretokenizer {
     struct eep_pretokenize_step {
-        pcre2_code *code; /* NULL: put a space before the text if it does not begin with one */
+        enum eep_pretokenize_kind kind;
+        pcre2_code *code; /* Split */
         enum eep_split split;
         bool invert;
+        const char *replacement; /* Metaspace; of the JSON that it was read from */
+        enum eep_prepend prepend;
     } steps[EEP_PRETOKENIZE_STEPS_MAX];
     size_t count;
-    bool bytes; /* ByteLevel was there: the last step */
+    bool bytes; /* ByteLevel was the last step: tokens are made of bytes, else of characters */
 };
 
 struct eep_pretokenize_work;
@@ -161,18 +192,21 @@ void eep_pretokenizer_free(struct eep_pretokenizer *pretokenizer);
 EEP_MUST_CHECK enum eep_status eep_pretokenize_work_create(
     const struct eep_pretokenizer *pretokenizer, struct eep_pretokenize_work **work_out);
 void eep_pretokenize_work_destroy(struct eep_pretokenize_work *work);
-/** Cut valid UTF-8 text and hand each piece that is not empty to `take`, in order. */
+/** Cut valid UTF-8 text and hand each piece that is not empty to `take`, in order. `is_first`: it
+ * is the beginning of the whole text. */
 EEP_MUST_CHECK enum eep_status eep_pretokenize(const struct eep_pretokenizer *pretokenizer,
                                                struct eep_pretokenize_work *work, const char *text,
-                                               size_t bytes, eep_piece_fn take, void *context);
+                                               size_t bytes, bool is_first, eep_piece_fn take,
+                                               void *context);
 
 /* bpe.c */
 
 struct eep_bpe;
 struct eep_bpe_work;
 
-/** `json` (the tokenizer's model) and its strings outlive the result. */
-EEP_MUST_CHECK enum eep_status eep_bpe_load(const char *path, const json_t *json,
+/** `json` is the tokenizer's model; its vocab outlives the result. `bytes`: see eep_pretokenizer.
+ */
+EEP_MUST_CHECK enum eep_status eep_bpe_load(const char *path, const json_t *json, bool bytes,
                                             struct eep_bpe **bpe_out);
 void eep_bpe_free(struct eep_bpe *bpe);
 /** Id of a token by its text in the file, or EEP_NO_TOKEN. */
@@ -223,6 +257,24 @@ void eep_added_free(struct eep_added *added);
 /** Cut valid UTF-8 text at the tokens: leftmost first, longest at one place. */
 EEP_MUST_CHECK enum eep_status eep_added_cut(const struct eep_added *added, const char *text,
                                              size_t bytes, eep_stretch_fn take, void *context);
+
+/* decoder.c */
+
+/** How tokens become text; the strings belong to the JSON that it was read from. */
+struct eep_decoder {
+    bool bytes;          /* token texts are characters that stand for bytes */
+    bool byte_tokens;    /* <0x0A> is a byte */
+    const char *replace; /* what is replaced by `with` in each token; NULL: nothing */
+    const char *with;
+    char strip;         /* taken away at the beginning of the text */
+    uint32_t strip_max; /* at most so often */
+};
+
+EEP_MUST_CHECK enum eep_status eep_decoder_load(const char *path, const json_t *json, bool bytes,
+                                                struct eep_decoder *decoder_out);
+/** What a token's text stands for, at most as many bytes; true if it is a byte token. */
+bool eep_decoder_token(const struct eep_decoder *decoder, const char *text, size_t bytes, char *out,
+                       size_t *bytes_out);
 
 /* template.c */
 

@@ -17,6 +17,7 @@ struct token {
     const char *text; /* in token_bytes; NULL where there is no token of that id */
     uint32_t bytes;
     bool special;
+    bool is_byte; /* one byte, of a character that has no token */
 };
 
 struct eep_tokenizer {
@@ -30,31 +31,13 @@ struct eep_tokenizer {
     struct eep_added in_raw;        /* matched in the text as it is */
     struct eep_added in_normalized; /* matched after normalisation */
     struct eep_template template;
+    struct eep_decoder decoder;
     struct token *tokens; /* (size) */
     uint32_t size;
     char *token_bytes;
 };
 
 /* ---- loading ---- */
-
-static enum eep_status check_decoder(const char *path, const json_t *json, int depth)
-{
-    const char *type;
-
-    if (json == NULL || json_is_null(json)) {
-        return EEP_OK; /* the bytes of the tokens are all there is to say */
-    }
-    EEP_TRY(eep_text_type(path, "decoder", json, &type));
-    if (strcmp(type, "Sequence") == 0 && depth < 8) {
-        const json_t *list = json_object_get(json, "decoders");
-
-        for (size_t i = 0; i < json_array_size(list); i++) {
-            EEP_TRY(check_decoder(path, json_array_get(list, i), depth + 1));
-        }
-        return EEP_OK;
-    }
-    return strcmp(type, "ByteLevel") == 0 ? EEP_OK : eep_text_unsupported(path, "decoder", type);
-}
 
 static enum eep_status read_added(struct eep_tokenizer *tokenizer)
 {
@@ -104,15 +87,13 @@ static void count_tokens(const struct eep_tokenizer *tokenizer, json_t *vocab, u
     *bytes_out = bytes;
 }
 
-/* Store the bytes that a token's text stands for; that of no byte-level form stands for itself. */
-static void store_token(struct token *token, const char *text, size_t bytes, char **store)
+/* Store what a token's text stands for. */
+static void store_token(const struct eep_decoder *decoder, struct token *token, const char *text,
+                        size_t bytes, char **store)
 {
     size_t used;
 
-    if (!eep_byte_chars_decode(text, bytes, *store, &used)) {
-        memcpy(*store, text, bytes);
-        used = bytes;
-    }
+    token->is_byte = eep_decoder_token(decoder, text, bytes, *store, &used);
     token->text = *store;
     token->bytes = (uint32_t)used;
     *store += used;
@@ -131,7 +112,7 @@ static enum eep_status store_vocab(struct eep_tokenizer *tokenizer, json_t *voca
             return EEP_FAIL(EEP_ERR_FORMAT, "%s: model: vocab has two tokens with the id %lld",
                             tokenizer->path, (long long)json_integer_value(value));
         }
-        store_token(token, text, strlen(text), store);
+        store_token(&tokenizer->decoder, token, text, strlen(text), store);
     }
     return EEP_OK;
 }
@@ -151,7 +132,8 @@ static enum eep_status store_added(struct eep_tokenizer *tokenizer, const struct
                             "or id for it",
                             tokenizer->path, added->text, added->id);
         }
-        store_token(token, set->patterns[i].text, set->patterns[i].bytes, store);
+        store_token(&tokenizer->decoder, token, set->patterns[i].text, set->patterns[i].bytes,
+                    store);
         token->special = added->special;
     }
     return EEP_OK;
@@ -194,12 +176,14 @@ static enum eep_status load_parts(struct eep_tokenizer *tokenizer)
     json_t *json = tokenizer->json;
 
     EEP_TRY(eep_normalizer_load(path, json_object_get(json, "normalizer"), &tokenizer->normalizer));
-    EEP_TRY(eep_bpe_load(path, json_object_get(json, "model"), &tokenizer->bpe));
-    json_object_del(json_object_get(json, "model"),
-                    "merges"); /* half of the memory, and done with */
     EEP_TRY(eep_pretokenizer_load(path, json_object_get(json, "pre_tokenizer"),
                                   &tokenizer->pretokenizer));
-    EEP_TRY(check_decoder(path, json_object_get(json, "decoder"), 0));
+    EEP_TRY(eep_bpe_load(path, json_object_get(json, "model"), tokenizer->pretokenizer.bytes,
+                         &tokenizer->bpe));
+    json_object_del(json_object_get(json, "model"),
+                    "merges"); /* half of the memory, and done with */
+    EEP_TRY(eep_decoder_load(path, json_object_get(json, "decoder"), tokenizer->pretokenizer.bytes,
+                             &tokenizer->decoder));
     EEP_TRY(read_added(tokenizer));
     EEP_TRY(build_tokens(tokenizer));
     EEP_TRY(eep_template_load(path, json_object_get(json, "post_processor"), &tokenizer->template));
@@ -258,6 +242,8 @@ struct encoding {
     struct eep_bpe_work *bpe;
     struct eep_text_buffer normalized;
     struct eep_id_list out;
+    const char *text; /* all of it */
+    bool is_first;    /* the stretch in `normalized` is the beginning of the text */
 };
 
 static enum eep_status take_piece(void *context, const char *piece, size_t bytes)
@@ -276,8 +262,10 @@ static enum eep_status take_normalized(void *context, const struct eep_added_tok
     if (token != NULL) {
         return eep_id_append(&encoding->out, token->id);
     }
+    bool is_first = encoding->is_first && text == encoding->normalized.data;
+
     return eep_pretokenize(&encoding->tokenizer->pretokenizer, encoding->pretokenize, text, bytes,
-                           take_piece, encoding);
+                           is_first, take_piece, encoding);
 }
 
 /* A stretch of the text as it is, or an added token in it. */
@@ -290,6 +278,7 @@ static enum eep_status take_raw(void *context, const struct eep_added_token *tok
     if (token != NULL) {
         return eep_id_append(&encoding->out, token->id);
     }
+    encoding->is_first = text == encoding->text;
     normalized->size = 0;
     EEP_TRY(eep_normalize(&encoding->tokenizer->normalizer, text, bytes, normalized));
     return eep_added_cut(&encoding->tokenizer->in_normalized, normalized->data, normalized->size,
@@ -337,7 +326,7 @@ static enum eep_status encode(struct encoding *encoding, const char *text, size_
 enum eep_status eep_tokenizer_encode(const struct eep_tokenizer *tokenizer, const char *text,
                                      size_t bytes, uint32_t **ids_out, size_t *count_out)
 {
-    struct encoding encoding = {.tokenizer = tokenizer};
+    struct encoding encoding = {.tokenizer = tokenizer, .text = text};
     enum eep_status status = encode(&encoding, text, bytes);
 
     eep_pretokenize_work_destroy(encoding.pretokenize);
@@ -384,18 +373,54 @@ int64_t eep_tokenizer_added_id(const struct eep_tokenizer *tokenizer, const char
     return -1;
 }
 
+/* What follows `from` are byte tokens: if they are no characters, each shows as U+FFFD. */
+static enum eep_status end_byte_run(struct eep_text_buffer *out, size_t from)
+{
+    size_t run = out->size - from;
+
+    if (run == 0 || eep_utf8_valid_bytes(out->data + from, run) == run) {
+        return EEP_OK;
+    }
+    out->size = from;
+    for (size_t i = 0; i < run; i++) {
+        EEP_TRY(eep_text_append(out, "\xef\xbf\xbd", 3));
+    }
+    return EEP_OK;
+}
+
 static enum eep_status join_tokens(const struct eep_tokenizer *tokenizer, const uint32_t *ids,
                                    size_t count, bool skip_special, struct eep_text_buffer *out)
 {
+    size_t run_from = SIZE_MAX; /* where byte tokens began; SIZE_MAX: the last was none */
+
     for (size_t i = 0; i < count; i++) {
         size_t bytes;
         const char *text = eep_tokenizer_token(tokenizer, ids[i], &bytes);
 
-        if (text != NULL && !(skip_special && tokenizer->tokens[ids[i]].special)) {
-            EEP_TRY(eep_text_append(out, text, bytes));
+        if (text == NULL || (skip_special && tokenizer->tokens[ids[i]].special)) {
+            continue;
         }
+        if (!tokenizer->tokens[ids[i]].is_byte && run_from != SIZE_MAX) {
+            EEP_TRY(end_byte_run(out, run_from));
+            run_from = SIZE_MAX;
+        } else if (tokenizer->tokens[ids[i]].is_byte && run_from == SIZE_MAX) {
+            run_from = out->size;
+        }
+        EEP_TRY(eep_text_append(out, text, bytes));
     }
-    return EEP_OK;
+    return run_from != SIZE_MAX ? end_byte_run(out, run_from) : EEP_OK;
+}
+
+/* Bytes at the beginning that the decoder takes away. */
+static size_t stripped_bytes(const struct eep_decoder *decoder, const struct eep_text_buffer *text)
+{
+    size_t bytes = 0;
+
+    while (bytes < text->size && bytes < decoder->strip_max &&
+           text->data[bytes] == decoder->strip) {
+        bytes++;
+    }
+    return bytes;
 }
 
 enum eep_status eep_tokenizer_decode(const struct eep_tokenizer *tokenizer, const uint32_t *ids,
@@ -405,8 +430,10 @@ enum eep_status eep_tokenizer_decode(const struct eep_tokenizer *tokenizer, cons
     struct eep_text_buffer text = {0};
     enum eep_status status = join_tokens(tokenizer, ids, count, skip_special, &joined);
 
-    if (status == EEP_OK) {
-        status = eep_utf8_append_lossy(&text, joined.data, joined.size);
+    if (status == EEP_OK && joined.size > 0) {
+        size_t from = stripped_bytes(&tokenizer->decoder, &joined);
+
+        status = eep_utf8_append_lossy(&text, joined.data + from, joined.size - from);
     }
     if (status == EEP_OK) {
         status = eep_text_append(&text, "", 1);
