@@ -1,4 +1,6 @@
 /* The tokenizer: stored ids, variants of the file, any bytes, what is refused. */
+#include <pthread.h>
+
 #include "base/clock.h"
 #include "base/rng.h"
 #include "ckpt/ckpt.h"
@@ -183,7 +185,7 @@ START_TEST(a_variant_of_the_file_is_exact)
 {
     const json_t *variant = json_array_get(variants, (size_t)_i);
     const char *label = text_of(variant, "name");
-    json_t *json = tiny_json();
+    json_t *json = load_json(data_path("%s", text_of(variant, "base")));
     const char *path;
     json_t *value, *entry;
     size_t i;
@@ -417,6 +419,51 @@ START_TEST(a_long_word_does_not_take_long)
 }
 END_TEST
 
+/* Encodes the same text again and again; NULL if the ids were always the same. */
+static void *encode_often(void *context)
+{
+    const json_t *want = context;
+    const char *text = json_string_value(json_object_get(want, "text"));
+    const json_t *want_ids = json_object_get(want, "ids");
+
+    for (int round = 0; round < 300; round++) {
+        uint32_t *ids;
+        size_t count;
+
+        if (eep_tokenizer_encode(tokenizer, text, strlen(text), &ids, &count) != EEP_OK ||
+            count != json_array_size(want_ids)) {
+            return context;
+        }
+        for (size_t i = 0; i < count; i++) {
+            if (ids[i] != json_integer_value(json_array_get(want_ids, i))) {
+                return context;
+            }
+        }
+        free(ids);
+    }
+    return NULL;
+}
+
+START_TEST(threads_may_share_a_tokenizer)
+{
+    enum { THREADS = 4 };
+    json_t *cases = load_json(data_path("tiny-qwen3-moe/golden/tokenizer_cases.json"));
+    pthread_t threads[THREADS];
+
+    for (size_t i = 0; i < THREADS; i++) {
+        ck_assert_int_eq(
+            pthread_create(&threads[i], NULL, encode_often, json_array_get(cases, i + 4)), 0);
+    }
+    for (size_t i = 0; i < THREADS; i++) {
+        void *wrong;
+
+        ck_assert_int_eq(pthread_join(threads[i], &wrong), 0);
+        ck_assert_ptr_null(wrong);
+    }
+    json_decref(cases);
+}
+END_TEST
+
 /* ---- tokens ---- */
 
 START_TEST(tokens_can_be_asked_for)
@@ -585,6 +632,100 @@ START_TEST(a_changed_file_has_its_outcome)
 }
 END_TEST
 
+/* The same for the tokenizer whose tokens are characters. */
+static const struct {
+    const char *path;
+    const char *value;
+    enum eep_status want;
+    const char *says;
+} spm_changes[] = {
+    {"decoder", "null", NOT_YET, "decoder"},
+    {"decoder", "{\"type\": \"ByteLevel\"}", NOT_YET, "ByteLevel"},
+    {"decoder", "{\"type\": \"ByteFallback\"}", NOT_YET, "Fuse"},
+    {"decoder", "{\"type\": \"Sequence\"}", BAD, "decoders"},
+    {"decoder",
+     "{\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Fuse\"}, {\"type\": \"ByteFallback\"}]}",
+     NOT_YET, "ByteFallback"},
+    {"decoder",
+     "{\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Fuse\"}, {\"type\": \"Strip\", "
+     "\"content\": \" \", \"start\": 0, \"stop\": 1}]}",
+     NOT_YET, "Strip"},
+    {"decoder",
+     "{\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Fuse\"}, {\"type\": \"Strip\"}]}", BAD,
+     "Strip"},
+    {"decoder", "{\"type\": \"Replace\"}", BAD, "Replace"},
+    {"decoder", "{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"bc\"}",
+     NOT_YET, "longer"},
+    {"normalizer", "{\"type\": \"Prepend\"}", BAD, "Prepend"},
+    {"normalizer", "{\"type\": \"Replace\"}", BAD, "Replace"},
+    {"normalizer", "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"a\"}, \"content\": \"b\"}",
+     NOT_YET, "Regex"},
+    {"pre_tokenizer", "{\"type\": \"Metaspace\"}", BAD, "Metaspace"},
+    {"pre_tokenizer", "{\"type\": \"Metaspace\", \"replacement\": \"ab\"}", BAD, "replacement"},
+    {"pre_tokenizer",
+     "{\"type\": \"Metaspace\", \"replacement\": \"_\", \"prepend_scheme\": \"sometimes\"}",
+     NOT_YET, "sometimes"},
+    {"pre_tokenizer", "{\"type\": \"ByteLevel\"}", NOT_YET, "decoder"},
+    {"model.unk_token", "null", EEP_OK, NULL},
+};
+
+START_TEST(a_changed_file_of_characters_has_its_outcome)
+{
+    json_t *json = load_json(data_path("tokenizer/spm.json"));
+    json_t *value = json_loads(spm_changes[_i].value, JSON_DECODE_ANY, NULL);
+
+    ck_assert_msg(value != NULL, "%s", spm_changes[_i].value);
+    set_member(json, spm_changes[_i].path, value);
+    json_decref(value);
+    enum eep_status status = reopen(json);
+
+    ck_assert_msg(status == spm_changes[_i].want, "%s %s: %d: %s", spm_changes[_i].path,
+                  spm_changes[_i].value, status, eep_error_text());
+    if (status != EEP_OK) {
+        assert_error_has(spm_changes[_i].says);
+        assert_error_has("tokenizer.json");
+    }
+    json_decref(json);
+}
+END_TEST
+
+START_TEST(a_character_without_token_is_refused_when_it_occurs)
+{
+    json_t *json = load_json(data_path("tokenizer/spm.json"));
+    json_t *model = json_object_get(json, "model");
+    uint32_t *ids;
+    size_t count;
+
+    json_object_set_new(model, "byte_fallback", json_false());
+    json_object_set_new(model, "unk_token", json_null());
+    ck_assert_int_eq(reopen(json), EEP_OK);
+    json_decref(json);
+    free((encode("fine", 4, &ids), ids));
+    ck_assert_int_eq(eep_tokenizer_encode(tokenizer, "\xe4\xbd\xa0", 3, &ids, &count),
+                     EEP_ERR_UNSUPPORTED);
+    assert_error_has("U+4F60");
+    ck_assert_int_eq(eep_tokenizer_encode(tokenizer, "\xff", 1, &ids, &count), EEP_ERR_UNSUPPORTED);
+    assert_error_has("0xff");
+}
+END_TEST
+
+START_TEST(byte_tokens_that_are_no_text_show_one_by_one)
+{
+    json_t *json = load_json(data_path("tokenizer/spm.json"));
+    uint32_t *ids;
+    char *text;
+
+    ck_assert_int_eq(reopen(json), EEP_OK);
+    json_decref(json);
+    size_t count = encode("a\xe4\xbd", 3, &ids);
+
+    ck_assert_int_eq(eep_tokenizer_decode(tokenizer, ids, count, true, &text), EEP_OK);
+    ck_assert_str_eq(text, "a\xef\xbf\xbd\xef\xbf\xbd");
+    free(text);
+    free(ids);
+}
+END_TEST
+
 START_TEST(two_tokens_of_one_id_are_refused)
 {
     json_t *json = tiny_json();
@@ -671,6 +812,11 @@ START_TEST(every_allocation_may_fail)
     text[sizeof(text) - 1] = '\0';
     memcpy(text, "<|im_end|>e\xcc\x81 ", 15);
     ck_assert_uint_ge(fail_each_allocation(encode_and_decode, text), 8);
+    json = load_json(data_path("tokenizer/spm.json"));
+    ck_assert_int_eq(reopen(json), EEP_OK);
+    json_decref(json);
+    ck_assert_uint_ge(fail_each_allocation(open_and_close, dir), 10);
+    ck_assert_uint_ge(fail_each_allocation(encode_and_decode, text), 8);
 }
 END_TEST
 
@@ -694,10 +840,15 @@ int main(void)
     tcase_add_test(tests, every_byte_has_its_character);
     tcase_add_test(tests, merges_are_those_of_the_definition);
     tcase_add_test(tests, a_long_word_does_not_take_long);
+    tcase_add_test(tests, threads_may_share_a_tokenizer);
     tcase_add_test(tests, tokens_can_be_asked_for);
     tcase_add_test(tests, ids_may_have_gaps);
     tcase_add_test(tests, a_byte_without_token_is_refused_when_it_occurs);
     ADD_LOOP(a_changed_file_has_its_outcome, sizeof(changes) / sizeof(changes[0]));
+    ADD_LOOP(a_changed_file_of_characters_has_its_outcome,
+             sizeof(spm_changes) / sizeof(spm_changes[0]));
+    tcase_add_test(tests, a_character_without_token_is_refused_when_it_occurs);
+    tcase_add_test(tests, byte_tokens_that_are_no_text_show_one_by_one);
     tcase_add_test(tests, two_tokens_of_one_id_are_refused);
     tcase_add_test(tests, no_file_is_an_error);
     tcase_add_test(tests, a_pattern_that_runs_wild_is_stopped);

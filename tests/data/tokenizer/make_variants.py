@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Make variants.json: what the Hugging Face tokenizers library does with variants of a tokenizer.
 
-Each variant is a set of changes to the tokenizer.json of tiny-qwen3-moe (a key path, such as
-"model.ignore_merges", and its new value), with texts, their ids, and the text decoded from them.
-Needs the Python package tokenizers; variants.json was made with version 0.23.3.
+Each variant is a set of changes to a file (a key path, such as "model.ignore_merges", and its new
+value), with texts, their ids, and the text decoded from them. The files are the tokenizer.json of
+tiny-qwen3-moe, and spm.json, a small one of the kind that comes from SentencePiece, with the parts
+of Mixtral's own; it is trained here if it is not there. Needs the Python package tokenizers; both
+were made with version 0.23.3.
 """
 import json
 import os
 import random
 import sys
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BASE = os.path.join(HERE, "..", "tiny-qwen3-moe", "tokenizer.json")
+SPM = os.path.join(HERE, "spm.json")
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -107,6 +110,54 @@ VARIANTS = {
 }
 
 
+def metaspace(scheme, cut):
+    return {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": cut}
+
+
+SPM_ADDED = added(0, ("<unk>", "s"), ("<s>", "s"), ("</s>", "s")) + added(
+    600, ("<left>", "sl"), ("<right>", "rn"), ("word", "wn"), ("tool call", "n"), ("<0x4Z>", ""))
+SPM_VARIANTS = {
+    "spm": {},
+    "spm, added tokens": {"added_tokens": SPM_ADDED},
+    "spm, unknown": {"model.byte_fallback": False},
+    "spm, unknown, each": {"model.byte_fallback": False, "model.fuse_unk": False},
+    "spm, pieces that are tokens": {"model.ignore_merges": True, "pre_tokenizer": metaspace("always", True),
+                                    "normalizer": None},
+    "spm, metaspace first": {"pre_tokenizer": metaspace("first", False), "normalizer": None,
+                             "added_tokens": SPM_ADDED, "post_processor": None},
+    "spm, metaspace first, cut": {"pre_tokenizer": metaspace("first", True), "normalizer": None,
+                                  "added_tokens": SPM_ADDED},
+    "spm, metaspace always": {"pre_tokenizer": metaspace("always", False), "normalizer": {"type": "NFC"},
+                              "added_tokens": SPM_ADDED},
+    "spm, metaspace never": {"pre_tokenizer": metaspace("never", True), "normalizer": None},
+    "spm, metaspace after split": {"normalizer": None, "pre_tokenizer": sequence(
+        split(string="."), {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True})},
+    "spm, no strip": {"decoder": {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"},
+        {"type": "Fuse"}]}},
+    "spm, NFKC": {"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "NFKC"}, {"type": "Replace", "pattern": {"String": "  "}, "content": " "},
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]}},
+}
+
+
+def train_spm():
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(),
+                                           decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    special = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, limit_alphabet=80, show_progress=False)
+    text = open(os.path.join(HERE, "..", "tiny-qwen3-moe", "golden", "heldout_english.txt"), encoding="utf-8")
+    tokenizer.train_from_iterator((word for line in text for word in line.split()), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))])
+    result = json.loads(tokenizer.to_str())
+    result["added_tokens"] = result["added_tokens"][:3]  # the bytes are no added tokens
+    json.dump(result, open(SPM, "w", encoding="utf-8"), ensure_ascii=True)
+
+
 def changed(base, changes):
     result = json.loads(json.dumps(base))
     for path, value in changes.items():
@@ -125,17 +176,23 @@ def random_text(rng):
     return "".join(rng.choice(pieces) for _ in range(rng.randrange(1, 40)))
 
 
-def main():
-    base = json.load(open(BASE, encoding="utf-8"))
-    rng = random.Random(1)
-    result = []
-    for name, changes in VARIANTS.items():
+def encode_all(path, variants, rng):
+    base = json.load(open(path, encoding="utf-8"))
+    for name, changes in variants.items():
         tokenizer = Tokenizer.from_str(json.dumps(changed(base, changes)))
         cases = []
         for text in TEXTS + [random_text(rng) for _ in range(6)]:
             ids = tokenizer.encode(text).ids
             cases.append([text, ids, tokenizer.decode(ids, skip_special_tokens=False)])
-        result.append({"name": name, "changes": changes, "cases": cases})
+        yield {"name": name, "base": os.path.relpath(path, os.path.join(HERE, "..")), "changes": changes,
+               "cases": cases}
+
+
+def main():
+    if not os.path.exists(SPM):
+        train_spm()
+    rng = random.Random(1)
+    result = list(encode_all(BASE, VARIANTS, rng)) + list(encode_all(SPM, SPM_VARIANTS, rng))
     with open(os.path.join(HERE, "variants.json"), "w", encoding="utf-8") as out:
         out.write("[\n")
         for i, variant in enumerate(result):
