@@ -25,6 +25,7 @@
 
 /* ---- the plan: who gets what ---- */
 
+/* Own rows stay in place, all of them: they need no list (exchange.c shows where). */
 static enum eep_status count_parts(struct eep_exchange *e, const struct eep_dispatch *send)
 {
     const uint32_t size = e->world->xport.topo.size;
@@ -48,11 +49,13 @@ static enum eep_status count_parts(struct eep_exchange *e, const struct eep_disp
             e->row_last[rank] = t;
         }
     }
+    e->parts[e->world->xport.topo.rank].rows = send->tokens;
     return EEP_OK;
 }
 
 static void start_parts(struct eep_exchange *e)
 {
+    const uint32_t me = e->world->xport.topo.rank;
     uint32_t row = 0, pair = 0;
 
     for (uint32_t r = 0; r < e->world->xport.topo.size; r++) {
@@ -60,15 +63,17 @@ static void start_parts(struct eep_exchange *e)
 
         part->row_start = row;
         part->pair_start = pair;
-        row += part->rows;
+        row += r != me ? part->rows : 0;
         pair += part->pairs;
-        part->rows = part->pairs = 0; /* fill_parts() counts them again */
+        part->pairs = 0; /* fill_parts() counts them again */
+        part->rows = r != me ? 0 : part->rows;
     }
 }
 
 static void fill_parts(struct eep_exchange *e, const struct eep_dispatch *send)
 {
     struct eep_front *mine = &e->fronts[e->world->xport.topo.node_rank];
+    const uint32_t me = e->world->xport.topo.rank;
     const uint32_t top_k = e->params.top_k;
 
     memset(e->row_last, 0xff, e->world->xport.topo.size * sizeof(*e->row_last));
@@ -82,12 +87,12 @@ static void fill_parts(struct eep_exchange *e, const struct eep_dispatch *send)
                 continue;
             }
             struct eep_part *part = &e->parts[rank];
-            if (e->row_last[rank] != t) {
+            if (e->row_last[rank] != t && rank != me) {
                 e->row_last[rank] = t;
                 mine->row_tokens[part->row_start + part->rows++] = t;
             }
             e->pair_indexes[i] = part->pairs;
-            mine->pair_rows[part->pair_start + part->pairs] = part->rows - 1;
+            mine->pair_rows[part->pair_start + part->pairs] = rank == me ? t : part->rows - 1;
             mine->pair_slots[part->pair_start + part->pairs++] = send->slots[i];
         }
     }
@@ -172,6 +177,7 @@ static void place_sources(struct eep_exchange *e)
     }
     e->row_base[world->xport.topo.size] = row;
     e->pair_base[world->xport.topo.size] = pair;
+    e->rows = e->fronts[me].x - (size_t)e->row_base[world->xport.topo.rank] * e->params.x_row_bytes;
     e->most_rows = EEP_MAX(e->most_rows, row);
     e->most_pairs = EEP_MAX(e->most_pairs, pair);
 }
@@ -193,21 +199,34 @@ static void copy_rows(unsigned char *to, const unsigned char *x, const uint32_t 
     }
 }
 
+static void pull_rows(struct eep_exchange *e, uint32_t source, const struct eep_part *part)
+{
+    const struct eep_front *front = &e->fronts[e->world->node_rank_of[source]];
+    const size_t row_bytes = e->params.x_row_bytes;
+    const uint32_t *tokens = front->row_tokens + part->row_start;
+    const size_t step = EEP_MAX(THREAD_BYTES / row_bytes, (size_t)1);
+    unsigned char *rows = e->rows + e->row_base[source] * row_bytes;
+
+    if (part->rows <= 2 * step) {
+        copy_rows(rows, front->x, tokens, part->rows, row_bytes);
+        return;
+    }
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < part->rows; i += step) {
+        copy_rows(rows + i * row_bytes, front->x, tokens + i, EEP_MIN(step, part->rows - i),
+                  row_bytes);
+    }
+}
+
 static void pull(struct eep_exchange *e, uint32_t source)
 {
     const struct eep_world *world = e->world;
     const struct eep_front *front = &e->fronts[world->node_rank_of[source]];
     const struct eep_part part = front->parts[world->xport.topo.node_rank];
-    const size_t row_bytes = e->params.x_row_bytes;
-    unsigned char *rows = e->rows + e->row_base[source] * row_bytes;
-    const uint32_t *tokens = front->row_tokens + part.row_start;
-    const size_t step = EEP_MAX(THREAD_BYTES / row_bytes, (size_t)1);
     uint32_t *pair_row = e->pair_row + e->pair_base[source];
 
-#pragma omp parallel for schedule(static) if (part.rows > 2 * step)
-    for (size_t i = 0; i < part.rows; i += step) {
-        copy_rows(rows + i * row_bytes, front->x, tokens + i, EEP_MIN(step, part.rows - i),
-                  row_bytes);
+    if (source != world->xport.topo.rank) {
+        pull_rows(e, source, &part);
     }
     for (uint32_t i = 0; i < part.pairs; i++) {
         pair_row[i] = e->row_base[source] + front->pair_rows[part.pair_start + i];

@@ -7,6 +7,12 @@
  *     y rows, one per pair that it executes              address space for the worst case (every
  *                                                        rank sends every pair here); memory is
  *                                                        taken as it is first needed
+ *
+ * Received rows lie around the rank's own x rows, which so need no copy: the region is private
+ * memory, address space for the worst case, with the pages of x mapped into its middle.
+ *
+ *     rows of ranks before ─►| own x: tokens | rows of ranks behind ─►
+ *                            ▲ page boundary
  */
 #include "exchange_int.h"
 
@@ -40,12 +46,15 @@ static enum eep_status reckon(struct eep_exchange *e)
     if (!eep_mul_ok(topo->size, p->max_tokens, &e->all_rows) ||
         !eep_mul_ok(topo->size, e->max_pairs, &e->all_pairs) || e->all_pairs > INT32_MAX / 2 ||
         !eep_mul_ok(p->max_tokens, p->x_row_bytes, &x_bytes) ||
-        !eep_mul_ok(e->all_pairs, p->y_row_bytes, &y_bytes) || x_bytes > MAP_LIMIT ||
+        !eep_mul_ok(e->all_pairs, p->y_row_bytes, &y_bytes) || x_bytes > MAP_LIMIT / topo->size ||
         y_bytes > MAP_LIMIT) {
         return too_large(e);
     }
     lists = sizeof(struct eep_front_flags) + topo->node_size * sizeof(struct eep_part) +
             (topo->node_size + e->row_list_max + 2 * e->max_pairs) * sizeof(uint32_t);
+    e->before_bytes = eep_round_up(topo->rank * x_bytes, EEP_PAGE);
+    e->region_bytes = e->before_bytes + eep_round_up(x_bytes, EEP_PAGE) +
+                      eep_round_up((topo->size - 1 - topo->rank) * x_bytes, EEP_PAGE);
     e->front_bytes = eep_round_up(lists, EEP_PAGE) + eep_round_up(x_bytes, EEP_PAGE);
     e->y_bytes = eep_round_up(y_bytes, EEP_PAGE);
     if (!eep_mul_ok(topo->node_size, e->front_bytes + e->y_bytes, &total) || total > MAP_LIMIT) {
@@ -103,8 +112,21 @@ static enum eep_status map_private(struct eep_exchange *e)
     EEP_TRY(eep_mem_map(e->max_pairs * sizeof(uint32_t), "exchange", &e->pair_indexes));
     EEP_TRY(eep_mem_map(e->all_pairs * sizeof(uint32_t), "exchange", &e->pair_row));
     EEP_TRY(eep_mem_map(e->all_pairs * sizeof(uint32_t), "exchange", &e->pair_slot));
-    EEP_TRY(eep_mem_map(e->all_rows * e->params.x_row_bytes, "received rows", &e->rows));
+    EEP_TRY(eep_mem_map(e->region_bytes, "received rows", &e->region));
     return e->world->xport.topo.nodes > 1 ? eep_net_open(e) : EEP_OK;
+}
+
+/* This rank's own front: take its memory, and see its x rows in the middle of the region. */
+static enum eep_status take_front(struct eep_exchange *e)
+{
+    const uint32_t me = e->world->xport.topo.node_rank;
+    const size_t x_bytes = eep_round_up(e->params.max_tokens * e->params.x_row_bytes, EEP_PAGE);
+
+    EEP_TRY(eep_node_reserve(e->world, "exchange", front_offset(e, me), e->front_bytes));
+    EEP_TRY(eep_node_map_over(e->world, "exchange", front_offset(e, me) + e->front_bytes - x_bytes,
+                              x_bytes, e->region + e->before_bytes));
+    e->fronts[me].x = e->region + e->before_bytes;
+    return EEP_OK;
 }
 
 static enum eep_status map_shared(struct eep_exchange *e)
@@ -115,10 +137,7 @@ static enum eep_status map_shared(struct eep_exchange *e)
     for (uint32_t r = 0; r < world->xport.topo.node_size; r++) {
         e->fronts[r] = see_front(e, r);
     }
-    return eep_control_agree(world, "exchange",
-                             eep_node_reserve(world, "exchange",
-                                              front_offset(e, world->xport.topo.node_rank),
-                                              e->front_bytes));
+    return eep_control_agree(world, "exchange", take_front(e));
 }
 
 enum eep_status eep_exchange_open(struct eep_xport *xport, const struct eep_exchange_params *params,
@@ -162,7 +181,7 @@ void eep_exchange_close(struct eep_exchange *e)
         munmap(e->base, shared_bytes(e));
     }
     eep_net_close(e);
-    eep_mem_unmap(e->rows, e->all_rows * e->params.x_row_bytes);
+    eep_mem_unmap(e->region, e->region_bytes);
     eep_mem_unmap(e->pair_slot, e->all_pairs * sizeof(uint32_t));
     eep_mem_unmap(e->pair_row, e->all_pairs * sizeof(uint32_t));
     eep_mem_unmap(e->pair_indexes, e->max_pairs * sizeof(uint32_t));

@@ -74,7 +74,9 @@ struct eep_exchange {
     const unsigned char **dest_base; /* (size): where a destination's outputs for us begin */
 
     /* Received. */
-    unsigned char *rows;            /* (all_rows), x_row_bytes apart */
+    unsigned char *region; /* room for rows before and after this rank's own; see exchange.c */
+    size_t before_bytes, region_bytes;
+    unsigned char *rows;            /* of this round, x_row_bytes apart: within region */
     uint32_t *pair_row, *pair_slot; /* (all_pairs) */
     uint32_t *row_base, *pair_base; /* (size + 1): where each source's begin */
     size_t most_rows, most_pairs;   /* received in one round so far */

@@ -64,6 +64,7 @@ struct eep_world {
     uint32_t *node_of;      /* (size) */
     uint32_t *node_rank_of; /* (size): place of each rank within its node */
     uint32_t *node_ranks;   /* (node_size): world ranks of this node */
+    bool death;             /* a rank ended without leaving: MPI cannot end in order */
     enum eep_status broken; /* EEP_OK, or why no collective call can work any more */
 };
 
@@ -115,6 +116,9 @@ EEP_MUST_CHECK enum eep_status eep_mpi_status(struct eep_world *world, int rc, c
 /** Record that `rank` is gone; returns EEP_ERR_PEER_LOST with a text that names the first loss. */
 enum eep_status eep_world_lost(struct eep_world *world, uint32_t rank, const char *what);
 
+/** A rank of another node that has told that it gave up, or EEP_NO_RANK. */
+uint32_t eep_world_far_leaver(struct eep_world *world);
+
 /* Return when an MPI call fails. */
 #define EEP_MPI_TRY(world, what, call) EEP_TRY(eep_mpi_status((world), (call), #call, (what)))
 
@@ -131,6 +135,10 @@ uint32_t eep_node_gone_rank(struct eep_world *world);
  *  bytes must be the same on all ranks of a node. Nothing is allocated yet. */
 EEP_MUST_CHECK enum eep_status eep_node_map(struct eep_world *world, const char *what, size_t bytes,
                                             uint64_t *offset_out, void *base_out);
+
+/** Map a part of the file a second time, over the pages at `address`. */
+EEP_MUST_CHECK enum eep_status eep_node_map_over(struct eep_world *world, const char *what,
+                                                 uint64_t offset, size_t bytes, void *address);
 
 /** Take memory for a part of the file, so that touching it cannot fail later. */
 EEP_MUST_CHECK enum eep_status eep_node_reserve(struct eep_world *world, const char *what,

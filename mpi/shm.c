@@ -289,6 +289,17 @@ enum eep_status eep_node_map(struct eep_world *world, const char *what, size_t b
     return EEP_OK;
 }
 
+enum eep_status eep_node_map_over(struct eep_world *world, const char *what, uint64_t offset,
+                                  size_t bytes, void *address)
+{
+    if (bytes > 0 && mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                          world->node.fd, (off_t)offset) == MAP_FAILED) {
+        return EEP_FAIL(EEP_ERR_NOMEM, "%s: cannot map %zu bytes: %s", what, bytes,
+                        strerror(errno));
+    }
+    return EEP_OK;
+}
+
 enum eep_status eep_node_reserve(struct eep_world *world, const char *what, uint64_t offset,
                                  size_t bytes)
 {

@@ -76,6 +76,9 @@ static enum eep_status look_at_peers(struct eep_world *world, struct eep_wait *w
     if (gone == EEP_NO_RANK && (world->xport.topo.nodes > 1 || world->node.head == NULL)) {
         gone = eep_ulfm_failed_rank(world);
     }
+    if (gone == EEP_NO_RANK && world->xport.topo.nodes > 1) {
+        gone = eep_world_far_leaver(world);
+    }
     /* It may have done its part before it went: look once more. */
     if (gone == EEP_NO_RANK || wait->ready(wait)) {
         return EEP_OK;

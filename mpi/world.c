@@ -21,13 +21,17 @@
 #include "mpi_int.h"
 
 #define DEFAULT_TIMEOUT_S 600.0
-#define LEAVE_NS                                                                                   \
-    (500 * EEP_NS_PER_MS) /* how long a failing rank waits for the others to fail too */
+/* How long a failing rank waits for the others to fail too. */
+#define LEAVE_NS (500 * EEP_NS_PER_MS)
+/* How long it stays after a death, so that all see that before the job ends. */
+#define LINGER_NS (200 * EEP_NS_PER_MS)
+#define LEAVE_TAG 1 /* on the control communicator, where there are no other messages */
 
 /* ---- settings ---- */
 
-/* What eep wants of Open MPI unless the user says otherwise. Naming the transports skips a search
- * for networks that takes over a second; the rest is what survives the loss of a rank. */
+/* What eep wants of Open MPI unless the user says otherwise. Naming the transports skips a
+ * search for networks that takes over a second; the rest is what survives the loss of a rank.
+ */
 static const struct {
     const char *name, *value;
 } mca_defaults[] = {
@@ -100,6 +104,7 @@ enum eep_status eep_world_lost(struct eep_world *world, uint32_t rank, const cha
     struct eep_node *node = &world->node;
     const char *why = "it ended or was killed";
     unsigned none = 0;
+    bool left = false;
 
     /* All of the node name the same rank: the first one that anybody missed. */
     if (node->head != NULL && !atomic_compare_exchange_strong(&node->head->lost, &none, rank + 1)) {
@@ -108,10 +113,13 @@ enum eep_status eep_world_lost(struct eep_world *world, uint32_t rank, const cha
     if (node->head != NULL && world->node_of[rank] == world->xport.topo.node) {
         struct eep_node_rank *gone = &node->ranks[world->node_rank_of[rank]];
 
-        if (atomic_load_explicit(&gone->leaving, memory_order_acquire) != 0) {
-            why = gone->leave_text[0] != '\0' ? gone->leave_text : "it gave up";
-        }
+        left = atomic_load_explicit(&gone->leaving, memory_order_acquire) != 0;
+        why = left ? gone->leave_text : why;
+    } else if (world->xport.topo.nodes > 1 && eep_world_far_leaver(world) != EEP_NO_RANK) {
+        left = true;
+        why = "it gave up";
     }
+    world->death = world->death || !left;
     world->broken = EEP_ERR_PEER_LOST;
     return EEP_FAIL(EEP_ERR_PEER_LOST, "rank %u was lost while rank %u waited for '%s': %s", rank,
                     world->xport.topo.rank, what, why);
@@ -134,6 +142,7 @@ enum eep_status eep_mpi_status(struct eep_world *world, int rc, const char *call
         if (rank != EEP_NO_RANK) {
             return eep_world_lost(world, rank, what);
         }
+        world->death = true;
         world->broken = EEP_ERR_PEER_LOST;
         return EEP_FAIL(EEP_ERR_PEER_LOST, "a rank was lost while rank %u waited for '%s': %s",
                         world->xport.topo.rank, what, text);
@@ -298,27 +307,60 @@ static bool all_leave(struct eep_world *world, uint64_t limit_ns)
     return w.done && MPI_Wait(&w.request, MPI_STATUS_IGNORE) == MPI_SUCCESS;
 }
 
+uint32_t eep_world_far_leaver(struct eep_world *world)
+{
+    MPI_Status status;
+    int there = 0;
+
+    if (MPI_Iprobe(MPI_ANY_SOURCE, LEAVE_TAG, world->control, &there, &status) != MPI_SUCCESS ||
+        !there) {
+        return EEP_NO_RANK;
+    }
+    return (uint32_t)status.MPI_SOURCE;
+}
+
+/* The others must fail too. Those of this node see a flag, the rest get an empty message. */
 static void tell_leaving(struct eep_world *world)
 {
-    struct eep_node_rank *mine = &world->node.ranks[world->xport.topo.node_rank];
-    const char *text = eep_error_text();
+    const struct eep_topology *topo = &world->xport.topo;
 
-    strncpy(mine->leave_text, text, sizeof(mine->leave_text) - 1);
-    atomic_store_explicit(&mine->leaving, 1, memory_order_release);
-    eep_wait_notify(world);
+    if (world->node.head != NULL) {
+        struct eep_node_rank *mine = &world->node.ranks[topo->node_rank];
+        const char *text = eep_error_text();
+
+        snprintf(mine->leave_text, sizeof(mine->leave_text), "%s",
+                 text[0] != '\0' ? text : "it gave up");
+        atomic_store_explicit(&mine->leaving, 1, memory_order_release);
+        eep_wait_notify(world);
+    }
+    for (uint32_t r = 0; r < topo->size && topo->nodes > 1 && !world->death; r++) {
+        MPI_Request request; /* never looked at again: this process ends soon */
+
+        if (world->node_of[r] != topo->node) {
+            (void)MPI_Isend(NULL, 0, MPI_BYTE, (int)r, LEAVE_TAG, world->control, &request);
+        }
+    }
+}
+
+/* After a death MPI is not touched any more. */
+static void linger(void)
+{
+    const struct timespec limit = {.tv_nsec = LINGER_NS};
+
+    (void)nanosleep(&limit, NULL);
 }
 
 /*
  * In order: wait for all, then MPI_Finalize().
  *
- * After a failure the others learn of it from `leaving` and fail too. If all come here within half
- * a second, nobody died and MPI can end in order, which keeps launchers quiet. Otherwise this
- * process simply ends, as the caller returns: MPI_Finalize() may hang after a loss.
+ * After a failure the others are told and fail too. If all come here within half a second, nobody
+ * died and MPI can end in order, which keeps launchers quiet. Otherwise this process simply ends,
+ * as the caller returns: MPI_Finalize() may hang after a loss.
  */
 static void world_close(struct eep_xport *xport, enum eep_status status)
 {
     struct eep_world *world = (struct eep_world *)xport;
-    bool orderly = true;
+    bool orderly = false;
 
     fflush(stdout);
     if (status == EEP_OK) {
@@ -327,10 +369,12 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
     if (status == EEP_OK) {
         orderly = eep_control_agree(world, "leaving", EEP_OK) == EEP_OK && all_leave(world, 0);
     } else {
-        if (world->node.head != NULL) {
-            tell_leaving(world);
+        tell_leaving(world);
+        if (world->death) {
+            linger();
+        } else {
+            orderly = all_leave(world, LEAVE_NS);
         }
-        orderly = all_leave(world, LEAVE_NS);
     }
     if (!orderly) {
         return; /* the world's memory is left to the process's end, as are MPI's objects */

@@ -1,7 +1,4 @@
-/*
- * The transport of a single rank, within one process: rows stay where the caller put them, and are
- * copied only if tokens are left out, since received rows lie without gaps.
- */
+/* The transport of a single rank, within one process: rows stay where the caller put them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,10 +9,9 @@
 struct eep_exchange {
     struct eep_exchange_params params;
     size_t max_pairs;
-    unsigned char *x;      /* (max_tokens), x_row_bytes apart: the caller's rows */
-    unsigned char *packed; /* the same without the tokens that were left out */
-    unsigned char *y;      /* (max_pairs), y_row_bytes apart */
-    uint32_t *pair_row;    /* (max_pairs) */
+    unsigned char *x;   /* (max_tokens), x_row_bytes apart: the caller's rows */
+    unsigned char *y;   /* (max_pairs), y_row_bytes apart */
+    uint32_t *pair_row; /* (max_pairs) */
     uint32_t *pair_slot;
     uint32_t *pair_of; /* (max_pairs): pair of each (token, top-k position), or EEP_NO_PAIR */
     uint32_t tokens;   /* of the last dispatch */
@@ -75,7 +71,6 @@ static void loop_exchange_close(struct eep_exchange *e)
         return;
     }
     eep_mem_unmap(e->x, e->params.max_tokens * e->params.x_row_bytes);
-    eep_mem_unmap(e->packed, e->params.max_tokens * e->params.x_row_bytes);
     eep_mem_unmap(e->y, e->max_pairs * e->params.y_row_bytes);
     eep_mem_unmap(e->pair_row, e->max_pairs * sizeof(uint32_t));
     eep_mem_unmap(e->pair_slot, e->max_pairs * sizeof(uint32_t));
@@ -96,7 +91,6 @@ static enum eep_status map_buffers(struct eep_exchange *e)
                         p->max_tokens, p->top_k);
     }
     EEP_TRY(eep_mem_map(x_bytes, "token rows", &e->x));
-    EEP_TRY(eep_mem_map(x_bytes, "received rows", &e->packed));
     EEP_TRY(eep_mem_map(y_bytes, "rows of expert outputs", &e->y));
     EEP_TRY(eep_mem_map(e->max_pairs * sizeof(uint32_t), "exchange", &e->pair_row));
     EEP_TRY(eep_mem_map(e->max_pairs * sizeof(uint32_t), "exchange", &e->pair_slot));
@@ -142,44 +136,15 @@ static enum eep_status check_send(const struct eep_exchange *e, const struct eep
     return EEP_OK;
 }
 
-/* Make the pairs; tells which tokens have any by the number of rows. */
 static void make_pairs(struct eep_exchange *e, const struct eep_dispatch *send,
                        struct eep_received *received)
 {
-    const uint32_t top_k = e->params.top_k;
-
-    for (uint32_t t = 0; t < send->tokens; t++) {
-        const uint32_t before = received->pairs;
-
-        for (uint32_t j = 0; j < top_k; j++) {
-            const size_t i = (size_t)t * top_k + j;
-
-            e->pair_of[i] = EEP_NO_PAIR;
-            if (send->ranks[i] != EEP_NO_RANK) {
-                e->pair_row[received->pairs] = received->rows;
-                e->pair_slot[received->pairs] = send->slots[i];
-                e->pair_of[i] = received->pairs++;
-            }
-        }
-        received->rows += received->pairs > before;
-    }
-}
-
-static void pack_rows(struct eep_exchange *e, const struct eep_dispatch *send)
-{
-    const uint32_t top_k = e->params.top_k;
-    const size_t row_bytes = e->params.x_row_bytes;
-    unsigned char *to = e->packed;
-
-    for (uint32_t t = 0; t < send->tokens; t++) {
-        bool used = false;
-
-        for (uint32_t j = 0; j < top_k; j++) {
-            used = used || e->pair_of[(size_t)t * top_k + j] != EEP_NO_PAIR;
-        }
-        if (used) {
-            memcpy(to, e->x + t * row_bytes, row_bytes);
-            to += row_bytes;
+    for (size_t i = 0; i < (size_t)send->tokens * e->params.top_k; i++) {
+        e->pair_of[i] = EEP_NO_PAIR;
+        if (send->ranks[i] != EEP_NO_RANK) {
+            e->pair_row[received->pairs] = (uint32_t)(i / e->params.top_k);
+            e->pair_slot[received->pairs] = send->slots[i];
+            e->pair_of[i] = received->pairs++;
         }
     }
 }
@@ -187,16 +152,15 @@ static void pack_rows(struct eep_exchange *e, const struct eep_dispatch *send)
 static enum eep_status loop_dispatch(struct eep_exchange *e, const struct eep_dispatch *send,
                                      struct eep_received *received_out)
 {
-    struct eep_received received = {
-        .pair_row = e->pair_row, .pair_slot = e->pair_slot, .y = e->y, .x = e->x};
+    struct eep_received received = {.x = e->x,
+                                    .rows = send->tokens,
+                                    .pair_row = e->pair_row,
+                                    .pair_slot = e->pair_slot,
+                                    .y = e->y};
 
     EEP_ASSERT(!e->open);
     EEP_TRY(check_send(e, send));
     make_pairs(e, send, &received);
-    if (received.rows < send->tokens) {
-        pack_rows(e, send);
-        received.x = e->packed;
-    }
     e->tokens = send->tokens;
     e->open = true;
     *received_out = received;

@@ -26,9 +26,9 @@
 struct eep_topology {
     uint32_t rank;
     uint32_t size;
-    uint32_t node;       /* 0 .. nodes-1; nodes are numbered by their lowest rank */
+    uint32_t node; /* 0 .. nodes-1; nodes are numbered by their lowest rank */
     uint32_t nodes;
-    uint32_t node_rank;  /* 0 = the node's lowest rank, its authority */
+    uint32_t node_rank; /* 0 = the node's lowest rank, its authority */
     uint32_t node_size;
     const uint32_t *node_of; /* (size): node of each rank */
 };
@@ -49,16 +49,18 @@ struct eep_dispatch {
 };
 
 /**
- * What a rank has received: rows, and pairs of a row and the slot that it goes to, ordered by
- * source rank, token, top-k position. Owned by the exchange, valid until the next dispatch.
+ * What a rank has received: rows, and pairs of a row and the slot that it goes to, both ordered by
+ * source rank, token, top-k position. Of other ranks, each token that has a pair here is a row; of
+ * this rank, all tokens are, since they stay where the caller put them. Owned by the exchange: y is
+ * valid until the next dispatch, the rest until the caller writes exchange_rows again.
  */
 struct eep_received {
-    const void *x; /* (rows), x_row_bytes apart, contiguous; a row per (token, destination) */
+    const void *x; /* (rows), x_row_bytes apart, contiguous */
     uint32_t rows;
     uint32_t pairs;
     const uint32_t *pair_row;  /* (pairs): index into x */
     const uint32_t *pair_slot; /* (pairs) */
-    void *y;                   /* (pairs), y_row_bytes apart: the caller writes each pair's output */
+    void *y; /* (pairs), y_row_bytes apart: the caller writes each pair's output */
 };
 
 struct eep_xport;
@@ -72,13 +74,13 @@ struct eep_xport_ops {
                                  size_t bytes, void *out);
 
     /** Copy `bytes` of `root` to all. */
-    enum eep_status (*broadcast)(struct eep_xport *x, const char *what, uint32_t root,
-                                 void *buffer, size_t bytes);
+    enum eep_status (*broadcast)(struct eep_xport *x, const char *what, uint32_t root, void *buffer,
+                                 size_t bytes);
 
     /** Gather in_bytes of each rank, in rank order and without gaps, into `out` on `root`.
      *  `bytes` (size): what each rank sends; known to all (allgather it first). */
-    enum eep_status (*gather)(struct eep_xport *x, const char *what, uint32_t root,
-                              const void *in, size_t in_bytes, const size_t *bytes, void *out);
+    enum eep_status (*gather)(struct eep_xport *x, const char *what, uint32_t root, const void *in,
+                              size_t in_bytes, const size_t *bytes, void *out);
 
     /** Collective. Memory for the sizes given, shared on a node. */
     enum eep_status (*exchange_open)(struct eep_xport *x, const struct eep_exchange_params *params,
@@ -115,8 +117,8 @@ struct eep_xport {
 
 /** How to join the world. */
 struct eep_world_params {
-    uint32_t node_size; /* every so many ranks are one pretended node; 0 = as the machines are
-                           (or EEP_NODE_SIZE from the environment) */
+    uint32_t node_size;  /* every so many ranks are one pretended node; 0 = as the machines are
+                            (or EEP_NODE_SIZE from the environment) */
     uint64_t timeout_ns; /* longest wait for another rank; 0 = default (or EEP_TIMEOUT seconds) */
 };
 
