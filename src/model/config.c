@@ -508,7 +508,7 @@ static enum eep_status add_eos(const char *dir, const char *file, const json_t *
     json_int_t id = json_integer_value(value);
 
     if (id < 0 || id >= (json_int_t)config->vocab) { /* left over from a larger vocabulary */
-        eep_log(EEP_LOG_WARN, "%s/%s: eos_token_id %lld is not below vocab_size %u, ignored", dir,
+        eep_log(EEP_LOG_INFO, "%s/%s: eos_token_id %lld is not below vocab_size %u, ignored", dir,
                 file, (long long)id, config->vocab);
         return EEP_OK;
     }
