@@ -135,7 +135,11 @@ static inline size_t eep_kv_block_floats(size_t kv_heads, size_t head_dim)
     return kv_heads * EEP_KV_BLOCK * (head_dim + eep_panel_round(head_dim));
 }
 
-/** Causal grouped-query attention over the KV cache; K and V of the rows are stored already. */
+/**
+ * Causal grouped-query attention over the KV cache; K and V of the rows are stored already.
+ * Weights are w = exp(score * scale - greatest), a row's output is (sum of w v) / (sum of w): the
+ * first sum one chain over the positions that the row sees, the second in lanes by position.
+ */
 struct eep_attention {
     const struct eep_kv_layer *cache;
     const struct eep_attention_seq *seqs;

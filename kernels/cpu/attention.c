@@ -5,9 +5,10 @@
  * positions, which so share every read of K and V. For a unit:
  *
  *     scores   q tile by the K panel of each block: all 32 positions, also those not visible
- *     softmax  over exactly the visible positions of each row, lane = position % 16
- *     output   weights by the V panels: positions are k here, so only visible ones are added;
- *              where the rows of a tile see different parts of a block, row by row
+ *     weights  exp(score - greatest) of exactly the visible positions of each row, and their sum;
+ *              lane = position % 16
+ *     output   weights by the V panels, divided by the sum: positions are k here, and a row adds
+ *              only those that it sees
  *
  * Bits therefore depend neither on chunks and batches nor on what unused parts of blocks hold.
  */
@@ -21,7 +22,7 @@
 #include <omp.h>
 
 #define UNIT_ROWS 24
-#define OUT_PANELS 8 /* panels of head_dim whose sums are kept at a time */
+#define STRETCH_BLOCKS (EEP_TILE_K / EEP_KV_BLOCK) /* whose scores lie together */
 
 /* Floats of scores for one unit: [block of EEP_TILE_K positions][row][EEP_TILE_STRIDE]. */
 static size_t score_floats(size_t max_context)
@@ -57,8 +58,8 @@ struct unit {
     float *scores;
     size_t begin[UNIT_ROWS]; /* first visible position of each row */
     size_t end[UNIT_ROWS];   /* behind the last */
+    float sum[UNIT_ROWS];    /* of each row's weights */
     _Alignas(EEP_CACHE_LINE) float q[UNIT_ROWS * EEP_TILE_STRIDE];
-    _Alignas(EEP_CACHE_LINE) float out[OUT_PANELS * UNIT_ROWS * EEP_PANEL];
 };
 
 static size_t row_of(const struct unit *u, size_t i)
@@ -120,14 +121,16 @@ static void pack_q(struct unit *u, size_t d0, size_t count)
 
 static void score_block(const struct unit *u, size_t block, size_t d0, size_t count)
 {
-    size_t next = EEP_MIN(block + 1, u->block_last);
+    const void *w = keys_of(u, block) + d0 * EEP_KV_BLOCK;
+    const void *ahead = keys_of(u, EEP_MIN(block + 1, u->block_last)) + d0 * EEP_KV_BLOCK;
     struct eep_cpu_tile tile = {
-        .w = keys_of(u, block) + d0 * EEP_KV_BLOCK,
+        .w = &w,
+        .ahead = &ahead,
+        .ahead_step = EEP_KV_BLOCK * sizeof(float),
         .k = count,
+        .k_first = count,
         .c_stride = EEP_TILE_STRIDE,
         .start = d0 == 0,
-        .ahead = (const char *)(keys_of(u, next) + d0 * EEP_KV_BLOCK),
-        .ahead_step = EEP_KV_BLOCK * sizeof(float) / u->tiles,
     };
 
     for (size_t t = 0; t < u->tiles; t++) {
@@ -136,7 +139,7 @@ static void score_block(const struct unit *u, size_t block, size_t d0, size_t co
         tile.x = u->q + begin * EEP_TILE_STRIDE;
         tile.c = score_at(u, begin, block * EEP_KV_BLOCK);
         u->isa->tiles->f32[tile_begin(u, t + 1) - begin](&tile);
-        tile.ahead += tile.ahead_step * tile.k;
+        tile.ahead_step = 0; /* the first tile has fetched it all */
     }
 }
 
@@ -160,7 +163,8 @@ static size_t piece_end(const struct unit *u, size_t row, size_t pos)
     return EEP_MIN(pos - pos % EEP_TILE_K + EEP_TILE_K, u->end[row]);
 }
 
-static void weigh_row(const struct unit *u, size_t row)
+/* Scores to exp(score - greatest); their sum divides the outputs in the end. */
+static void weigh_row(struct unit *u, size_t row)
 {
     const struct eep_cpu_rows *ops = u->isa->rows;
     float lanes[16] = {0};
@@ -170,100 +174,104 @@ static void weigh_row(const struct unit *u, size_t row)
         size_t at = pos % EEP_TILE_K;
 
         end = piece_end(u, row, pos);
-        top = ops->scale_max(score_at(u, row, pos - at), at, at + end - pos, u->a->scale, top);
+        top = ops->scaled_max(score_at(u, row, pos - at), at, at + end - pos, u->a->scale, top);
     }
     for (size_t pos = u->begin[row], end; pos < u->end[row]; pos = end) {
         size_t at = pos % EEP_TILE_K;
 
         end = piece_end(u, row, pos);
-        ops->exp_sum(score_at(u, row, pos - at), at, at + end - pos, top, lanes);
+        ops->exp_sum(score_at(u, row, pos - at), at, at + end - pos, u->a->scale, top, lanes);
     }
-    float sum = eep_lanes_sum(lanes);
-    for (size_t pos = u->begin[row], end; pos < u->end[row]; pos = end) {
-        size_t at = pos % EEP_TILE_K;
-
-        end = piece_end(u, row, pos);
-        ops->divide(score_at(u, row, pos - at), at, at + end - pos, sum);
-    }
+    u->sum[row] = eep_lanes_sum(lanes);
 }
 
-/* Add positions begin .. end-1 of one block to the outputs of `rows` rows; one panel of V. */
-static void add_values(const struct unit *u, size_t panel, size_t row, size_t rows, size_t begin,
-                       size_t end, float *c)
+/*
+ * Add positions begin .. end-1, all in one stretch of EEP_TILE_K, to the outputs of rows
+ * row .. row_end-1. `values` are one panel of V in the blocks of the stretch, and the next ones.
+ */
+static void add_values(const struct unit *u, const void *const *values, size_t row, size_t row_end,
+                       size_t begin, size_t end, float *c)
 {
-    if (begin >= end) {
-        return;
-    }
-    const float *values = values_of(u, begin / EEP_KV_BLOCK, panel);
+    size_t skip = begin % EEP_KV_BLOCK;
+    const void *w[STRETCH_BLOCKS + 1];
     struct eep_cpu_tile tile = {
         .x = score_at(u, row, begin),
-        .w = values + begin % EEP_KV_BLOCK * EEP_PANEL,
+        .w = w,
+        .ahead = w + 1,
+        .ahead_step = EEP_PANEL * sizeof(float),
         .k = end - begin,
+        .k_first = EEP_MIN(end - begin, EEP_KV_BLOCK - skip),
+        .k_piece = EEP_KV_BLOCK,
         .c = c + row * EEP_PANEL,
         .c_stride = EEP_PANEL,
-        .ahead = (const char *)(values + EEP_KV_BLOCK * EEP_PANEL),
-        .ahead_step = EEP_PANEL * sizeof(float) / u->tiles,
     };
 
-    u->isa->tiles->f32[rows](&tile);
+    values += begin % EEP_TILE_K / EEP_KV_BLOCK;
+    memcpy(w, values, (eep_div_up(end, EEP_KV_BLOCK) - begin / EEP_KV_BLOCK + 1) * sizeof(*w));
+    w[0] = (const float *)w[0] + skip * EEP_PANEL;
+    u->isa->tiles->f32[row_end - row](&tile);
 }
 
-/* The rows of a tile see begin .. end of the last and first row together, the rest row by row. */
-static void add_block(const struct unit *u, size_t panel, size_t block, size_t tile, float *c)
+/*
+ * One tile of rows over positions from .. to-1 of one stretch. Both ends of what a row sees grow
+ * with the row, so the rows that see a position are consecutive: go from change to change.
+ */
+static void add_stretch(const struct unit *u, const void *const *values, size_t tile, size_t from,
+                        size_t to, float *c)
 {
-    size_t from = block * EEP_KV_BLOCK;
-    size_t to = from + EEP_KV_BLOCK;
+    size_t rows_end = tile_begin(u, tile + 1);
     size_t row = tile_begin(u, tile);
-    size_t row_end = tile_begin(u, tile + 1);
-    size_t begin = EEP_MAX(from, u->begin[row_end - 1]);
-    size_t end = EEP_MIN(to, u->end[row]);
+    size_t row_end = row;
 
-    if (begin >= end) {
-        begin = end = to;
-    }
-    for (size_t r = row; r < row_end; r++) {
-        add_values(u, panel, r, 1, EEP_MAX(from, u->begin[r]),
-                   EEP_MIN(begin, EEP_MIN(to, u->end[r])), c);
-    }
-    add_values(u, panel, row, row_end - row, begin, end, c);
-    for (size_t r = row; r < row_end; r++) {
-        add_values(u, panel, r, 1, EEP_MAX(end, u->begin[r]), EEP_MIN(to, u->end[r]), c);
+    while (from < to) {
+        while (row < rows_end && u->end[row] <= from) {
+            row++;
+        }
+        while (row_end < rows_end && u->begin[row_end] <= from) {
+            row_end++;
+        }
+        size_t next = row_end < rows_end ? EEP_MIN(to, u->begin[row_end]) : to;
+        if (row < row_end) {
+            next = EEP_MIN(next, u->end[row]);
+            add_values(u, values, row, row_end, from, next, c);
+        } else if (row_end == rows_end) {
+            return;
+        }
+        from = next;
     }
 }
 
-static void store_out(const struct unit *u, size_t panel, size_t panels)
+static void store_out(const struct unit *u, size_t panel, const float *c)
 {
     size_t dim = u->a->cache->head_dim;
+    size_t d0 = panel * EEP_PANEL;
 
-    for (size_t p = 0; p < panels; p++) {
-        size_t d0 = (panel + p) * EEP_PANEL;
-        size_t count = EEP_MIN(dim - d0, (size_t)EEP_PANEL);
+    for (size_t i = 0; i < u->rows; i++) {
+        float *out = u->a->out + row_of(u, i) * u->a->out_stride + head_of(u, i) * dim + d0;
 
-        for (size_t i = 0; i < u->rows; i++) {
-            float *out = u->a->out + row_of(u, i) * u->a->out_stride + head_of(u, i) * dim + d0;
-
-            memcpy(out, u->out + (p * UNIT_ROWS + i) * EEP_PANEL, count * sizeof(*out));
-        }
+        u->isa->rows->divide(c + i * EEP_PANEL, EEP_MIN(dim - d0, (size_t)EEP_PANEL), u->sum[i],
+                             out);
     }
 }
 
-static void find_outputs(struct unit *u)
+static void find_outputs(const struct unit *u, size_t panel)
 {
-    size_t panels = eep_div_up(u->a->cache->head_dim, EEP_PANEL);
+    _Alignas(EEP_CACHE_LINE) float c[UNIT_ROWS * EEP_PANEL] = {0};
+    const void *values[STRETCH_BLOCKS + 1];
+    size_t first = u->block_first / STRETCH_BLOCKS * STRETCH_BLOCKS;
 
-    for (size_t first = 0; first < panels; first += OUT_PANELS) {
-        size_t count = EEP_MIN(panels - first, (size_t)OUT_PANELS);
+    for (size_t at = first; at <= u->block_last; at += STRETCH_BLOCKS) {
+        for (size_t b = 0; b <= STRETCH_BLOCKS; b++) {
+            /* Blocks outside of what is seen are only fetched ahead, if at all. */
+            size_t block = EEP_MIN(EEP_MAX(at + b, u->block_first), u->block_last);
 
-        memset(u->out, 0, count * UNIT_ROWS * EEP_PANEL * sizeof(float));
-        for (size_t block = u->block_first; block <= u->block_last; block++) {
-            for (size_t p = 0; p < count; p++) {
-                for (size_t t = 0; t < u->tiles; t++) {
-                    add_block(u, first + p, block, t, u->out + p * UNIT_ROWS * EEP_PANEL);
-                }
-            }
+            values[b] = values_of(u, block, panel);
         }
-        store_out(u, first, count);
+        for (size_t t = 0; t < u->tiles; t++) {
+            add_stretch(u, values, t, at * EEP_KV_BLOCK, (at + STRETCH_BLOCKS) * EEP_KV_BLOCK, c);
+        }
     }
+    store_out(u, panel, c);
 }
 
 static size_t units_per_head(const struct eep_attention *a, const struct eep_attention_seq *seq)
@@ -287,7 +295,9 @@ static void run_unit(struct unit *u, size_t index)
     for (size_t i = 0; i < u->rows; i++) {
         weigh_row(u, i);
     }
-    find_outputs(u);
+    for (size_t panel = 0; panel * EEP_PANEL < u->a->cache->head_dim; panel++) {
+        find_outputs(u, panel);
+    }
 }
 
 /* Take units until there are none; `taken` counts those of all threads. */

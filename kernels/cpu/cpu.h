@@ -19,16 +19,22 @@
 #define EEP_TILE_STRIDE (EEP_TILE_K + 16)
 #define EEP_TILE_ROWS_MAX 12
 
-/** One product of a tile: `rows` rows of x by one panel, over `k` of its lines. */
+/**
+ * One product of a tile: rows of x by `k` lines of a panel. The lines may lie in pieces: `k_first`
+ * in w[0], then `k_piece` in each of w[1], w[2], ... While piece i is used, memory at ahead[i] is
+ * fetched: `ahead_step` bytes of it per line.
+ */
 struct eep_cpu_tile {
     const float *x; /* rows, EEP_TILE_STRIDE apart */
-    const void *w;  /* k lines of a panel */
+    const void *const *w;
+    const void *const *ahead;
+    size_t ahead_step;
     size_t k;
+    size_t k_first; /* k where the lines are in one piece */
+    size_t k_piece;
     float *c; /* rows of 32 sums, c_stride apart */
     size_t c_stride;
-    bool start;        /* sums start from +0; else from c */
-    const char *ahead; /* memory needed next, to be fetched meanwhile: `ahead_step` bytes of */
-    size_t ahead_step; /* it per line of the panel */
+    bool start; /* sums start from +0; else from c */
 };
 
 typedef void eep_cpu_tile_fn(const struct eep_cpu_tile *tile);
@@ -54,14 +60,15 @@ struct eep_cpu_rows {
                          size_t top_k, size_t n, float *out);
 
     /*
-     * Softmax in three passes over elements first .. last-1 of pieces of one row. A piece starts at
-     * a multiple of 16 of the row, so element i is in lane i % 16.
+     * Softmax in passes over elements first .. last-1 of pieces of one row. A piece starts at a
+     * multiple of 16 of the row, so element i is in lane i % 16.
      */
-    /** x *= scale; the greater of `top` and all x. */
-    float (*scale_max)(float *x, size_t first, size_t last, float scale, float top);
-    /** x = exp(x - top), added to the lanes. */
-    void (*exp_sum)(float *x, size_t first, size_t last, float top, float lanes[16]);
-    void (*divide)(float *x, size_t first, size_t last, float by);
+    /** The greater of `top` and all x * scale. */
+    float (*scaled_max)(const float *x, size_t first, size_t last, float scale, float top);
+    /** x = exp(x * scale - top), added to the lanes. */
+    void (*exp_sum)(float *x, size_t first, size_t last, float scale, float top, float lanes[16]);
+    /** y = x / by. */
+    void (*divide)(const float *x, size_t n, float by, float *y);
 };
 
 extern const struct eep_cpu_tiles eep_cpu_tiles_avx2;

@@ -92,13 +92,11 @@ static const char *line_after(const struct stretch *s, size_t panel, size_t k)
  * over a linear stream once, what is AHEAD_BYTES further on, which the first cache still holds
  * then.
  */
-static void set_ahead(const struct stretch *s, size_t panel, size_t k, size_t tiles,
-                      struct eep_cpu_tile *tile)
+static const char *ahead_of(const struct stretch *s, size_t panel, size_t k)
 {
     bool once = s->rows <= s->product->isa->tiles->rows_once;
 
-    tile->ahead = once ? (const char *)tile->w + AHEAD_BYTES : line_after(s, panel, k);
-    tile->ahead_step = s->line_bytes / tiles;
+    return once ? line_at(s, panel, k) + AHEAD_BYTES : line_after(s, panel, k);
 }
 
 /* One block of one panel by all tiles of the chunk. */
@@ -106,22 +104,28 @@ static void run_block(const struct stretch *s, size_t panel, size_t k, const flo
 {
     const struct eep_cpu_isa *isa = s->product->isa;
     size_t tiles = eep_cpu_tile_count(isa, s->rows);
+    size_t count = EEP_MIN(s->k0 + s->k - k, s->block_k);
+    const void *w = line_at(s, panel, k);
+    const char *ahead = ahead_of(s, panel, k);
+    const void *tile_ahead;
     struct eep_cpu_tile tile = {
-        .w = line_at(s, panel, k),
-        .k = EEP_MIN(s->k0 + s->k - k, s->block_k),
+        .w = &w,
+        .ahead = &tile_ahead,
+        .ahead_step = s->line_bytes / tiles,
+        .k = count,
+        .k_first = count,
         .c_stride = EEP_PANEL,
         .start = k == 0,
     };
 
-    set_ahead(s, panel, k, tiles, &tile);
     for (size_t t = 0; t < tiles; t++) {
         size_t begin = eep_cpu_tile_begin(s->rows, tiles, t);
         size_t rows = eep_cpu_tile_begin(s->rows, tiles, t + 1) - begin;
 
         tile.x = x + begin * EEP_TILE_STRIDE;
         tile.c = c + begin * EEP_PANEL;
+        tile_ahead = ahead + t * tile.ahead_step * count;
         eep_cpu_tile_of(isa, s->product->dtype, rows)(&tile);
-        tile.ahead += tile.ahead_step * tile.k;
     }
 }
 

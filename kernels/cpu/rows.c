@@ -53,10 +53,10 @@ void eep_cpu_rope(const struct eep_cpu_isa *isa, float *x, size_t x_stride, size
 static void softmax_row(const struct eep_cpu_rows *ops, float *x, size_t n)
 {
     float lanes[16] = {0};
-    float top = ops->scale_max(x, 0, n, 1.0f, -INFINITY);
+    float top = ops->scaled_max(x, 0, n, 1.0f, -INFINITY);
 
-    ops->exp_sum(x, 0, n, top, lanes);
-    ops->divide(x, 0, n, eep_lanes_sum(lanes));
+    ops->exp_sum(x, 0, n, 1.0f, top, lanes);
+    ops->divide(x, n, eep_lanes_sum(lanes), x);
 }
 
 void eep_cpu_softmax(const struct eep_cpu_isa *isa, float *x, size_t x_stride, size_t rows,

@@ -193,18 +193,15 @@ static void weighted_sum(enum eep_dtype dtype, const void *const *rows, const fl
     }
 }
 
-static vf scale_max_block(float *x, float scale, vf top)
+static vf scaled_max_block(const float *x, float scale, vf top)
 {
     for (size_t j = 0; j < BLOCK; j += V_LANES) {
-        vf a = v_mul(v_load(x + j), v_set1(scale));
-
-        v_store(x + j, a);
-        top = v_max(a, top);
+        top = v_max(v_mul(v_load(x + j), v_set1(scale)), top);
     }
     return top;
 }
 
-static float scale_max(float *x, size_t first, size_t last, float scale, float top)
+static float scaled_max(const float *x, size_t first, size_t last, float scale, float top)
 {
     float block[BLOCK];
     vf most = v_set1(top);
@@ -213,11 +210,10 @@ static float scale_max(float *x, size_t first, size_t last, float scale, float t
         struct span span = span_of(i, first, last);
 
         if (span_is_whole(span)) {
-            most = scale_max_block(x + i, scale, most);
+            most = scaled_max_block(x + i, scale, most);
         } else {
             span_get(span, x, x[i + span.first], block); /* pad with a value that is there */
-            most = scale_max_block(block, scale, most);
-            span_put(span, block, x);
+            most = scaled_max_block(block, scale, most);
         }
     }
     v_store(block, most);
@@ -227,14 +223,14 @@ static float scale_max(float *x, size_t first, size_t last, float scale, float t
     return top;
 }
 
-static void exp_block(float *x, float top)
+static void exp_block(float *x, float scale, float top)
 {
     for (size_t j = 0; j < BLOCK; j += V_LANES) {
-        v_store(x + j, v_exp(v_sub(v_load(x + j), v_set1(top))));
+        v_store(x + j, v_exp(v_sub(v_mul(v_load(x + j), v_set1(scale)), v_set1(top))));
     }
 }
 
-static void exp_sum(float *x, size_t first, size_t last, float top, float lanes[BLOCK])
+static void exp_sum(float *x, size_t first, size_t last, float scale, float top, float lanes[BLOCK])
 {
     float block[BLOCK];
 
@@ -242,13 +238,13 @@ static void exp_sum(float *x, size_t first, size_t last, float top, float lanes[
         struct span span = span_of(i, first, last);
 
         if (span_is_whole(span)) {
-            exp_block(x + i, top);
+            exp_block(x + i, scale, top);
             for (size_t j = 0; j < BLOCK; j += V_LANES) {
                 v_store(lanes + j, v_add(v_load(lanes + j), v_load(x + i + j)));
             }
         } else {
-            span_get(span, x, top, block);
-            exp_block(block, top);
+            span_get(span, x, x[i + span.first], block);
+            exp_block(block, scale, top);
             span_put(span, block, x);
             for (size_t j = span.first; j < span.last; j++) {
                 lanes[j] += block[j];
@@ -257,21 +253,21 @@ static void exp_sum(float *x, size_t first, size_t last, float top, float lanes[
     }
 }
 
-static void divide(float *x, size_t first, size_t last, float by)
+static void divide(const float *x, size_t n, float by, float *y)
 {
-    size_t i = first;
+    size_t i = 0;
 
-    for (; i + V_LANES <= last; i += V_LANES) {
-        v_store(x + i, v_div(v_load(x + i), v_set1(by)));
+    for (; i + V_LANES <= n; i += V_LANES) {
+        v_store(y + i, v_div(v_load(x + i), v_set1(by)));
     }
-    for (; i < last; i++) {
-        x[i] /= by;
+    for (; i < n; i++) {
+        y[i] = x[i] / by;
     }
 }
 
 #define CPU_ROWS                                                                                   \
     {                                                                                              \
         .silu_mul = silu_mul, .rmsnorm = rmsnorm, .rope = rope, .add = add,                        \
-        .add_scaled = add_scaled, .weighted_sum = weighted_sum, .scale_max = scale_max,            \
+        .add_scaled = add_scaled, .weighted_sum = weighted_sum, .scaled_max = scaled_max,          \
         .exp_sum = exp_sum, .divide = divide,                                                      \
     }

@@ -41,13 +41,11 @@ static inline __attribute__((always_inline)) void load_pair(bool bf16, const voi
 /* Columns of `pairs` pairs from `column` on. All counts are constants where it is inlined. */
 static inline __attribute__((always_inline)) void tile_part(const struct eep_cpu_tile *t, bool bf16,
                                                             int rows, int pairs, size_t column,
-                                                            const char *ahead, size_t ahead_step)
+                                                            size_t ahead_from, size_t ahead_step)
 {
     vf low[EEP_TILE_ROWS_MAX][LINE_PAIRS];
     vf high[EEP_TILE_ROWS_MAX][LINE_PAIRS];
-    const float *x = t->x;
-    const void *w = t->w;
-    size_t k_end = t->k;
+    const float *x[2] = {t->x, t->x}; /* for even and odd pairs */
 
     UNROLL for (int r = 0; r < rows; r++)
     {
@@ -59,28 +57,36 @@ static inline __attribute__((always_inline)) void tile_part(const struct eep_cpu
             high[r][j] = t->start ? v_zero() : v_load(c + EEP_PANEL / 2);
         }
     }
-    for (size_t k = 0; k < k_end; k++) {
-        const float *values = x + k;
+    V_HIDE(x[1]);
+    size_t k_end = t->k_first;
+    for (size_t piece = 0, left = t->k; left > 0; piece++) {
+        const void *w = t->w[piece];
+        const char *ahead = (const char *)t->ahead[piece] + ahead_from;
 
-        v_prefetch(ahead);
-        if (!bf16) {
-            v_prefetch(ahead + EEP_CACHE_LINE); /* a line of the panel is two cache lines */
-        }
-        ahead += ahead_step;
-        UNROLL for (int j = 0; j < pairs; j++)
-        {
-            vf w_low, w_high;
-
-            load_pair(bf16, w, k, column + (size_t)j * V_LANES, &w_low, &w_high);
-            UNROLL for (int r = 0; r < rows; r++)
-            {
-                vf value = v_set1(values[r * EEP_TILE_STRIDE]);
-
-                low[r][j] = v_fma(value, w_low, low[r][j]);
-                high[r][j] = v_fma(value, w_high, high[r][j]);
+        for (size_t k = 0; k < k_end; k++) {
+            v_prefetch(ahead);
+            if (!bf16) {
+                v_prefetch(ahead + EEP_CACHE_LINE); /* a line of the panel is two cache lines */
             }
-            V_RELOAD(values);
+            ahead += ahead_step;
+            UNROLL for (int j = 0; j < pairs; j++)
+            {
+                vf w_low, w_high;
+
+                load_pair(bf16, w, k, column + (size_t)j * V_LANES, &w_low, &w_high);
+                UNROLL for (int r = 0; r < rows; r++)
+                {
+                    vf value = v_set1(x[j % 2][r * EEP_TILE_STRIDE + k]);
+
+                    low[r][j] = v_fma(value, w_low, low[r][j]);
+                    high[r][j] = v_fma(value, w_high, high[r][j]);
+                }
+            }
         }
+        x[0] += k_end;
+        x[1] += k_end;
+        left -= k_end;
+        k_end = left < t->k_piece ? left : t->k_piece;
     }
     UNROLL for (int r = 0; r < rows; r++)
     {
@@ -101,8 +107,8 @@ static inline __attribute__((always_inline)) void tile_rows(const struct eep_cpu
     size_t step = t->ahead_step / parts;
 
     for (size_t part = 0; part < parts; part++) {
-        tile_part(t, bf16, rows, pairs, part * (size_t)pairs * V_LANES,
-                  t->ahead + part * step * t->k, step);
+        tile_part(t, bf16, rows, pairs, part * (size_t)pairs * V_LANES, part * step * t->k_first,
+                  step);
     }
 }
 

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define V_LANES 8
-#define V_RELOAD(p) __asm__("" : "+r"(p)) /* load again: 16 registers are few */
+#define V_HIDE(p) __asm__("" : "+r"(p))
 #define V_KEEP(a) "+x"(a)
 
 typedef __m256 vf;

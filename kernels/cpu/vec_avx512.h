@@ -6,9 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define V_LANES 16              /* float32 values of a vector */
-#define V_RELOAD(p) ((void)(p)) /* what p points to may stay in registers: there are 32 */
-#define V_KEEP(a) "+v"(a)       /* for asm */
+#define V_LANES 16 /* float32 values of a vector */
+/*
+ * Makes a pointer look like another one. With few registers, values loaded through it are loaded
+ * again where they are needed, not kept; with 32 vectors for two sums per row there is no need.
+ */
+#define V_HIDE(p) ((void)(p))
+#define V_KEEP(a) "+v"(a) /* for asm */
 
 typedef __m512 vf;
 typedef __m512i vi;

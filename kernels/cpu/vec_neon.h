@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #define V_LANES 4
-#define V_RELOAD(p) ((void)(p))
+#define V_HIDE(p) __asm__("" : "+r"(p))
 #define V_KEEP(a) "+w"(a)
 
 typedef float32x4_t vf;

@@ -32,8 +32,8 @@ static float value_at(const struct eep_kv_layer *cache, const float *block, size
     return values[(d / EEP_PANEL * EEP_KV_BLOCK + pos % EEP_KV_BLOCK) * EEP_PANEL + d % EEP_PANEL];
 }
 
-/* Scores of positions first..last to weights; lane of the sum: position % 16. */
-static void weigh(float *score, size_t first, size_t last)
+/* Scores of positions first..last to weights; their sum, with lane = position % 16. */
+static float weigh(float *score, size_t first, size_t last)
 {
     float lanes[16] = {0};
     float top = score[first];
@@ -45,10 +45,7 @@ static void weigh(float *score, size_t first, size_t last)
         score[pos] = eep_expf(score[pos] - top);
         lanes[pos % 16] += score[pos];
     }
-    float sum = eep_lanes_sum(lanes);
-    for (size_t pos = first; pos <= last; pos++) {
-        score[pos] /= sum;
-    }
+    return eep_lanes_sum(lanes);
 }
 
 static void attend(const struct eep_attention *a, const uint32_t *blocks, size_t pos, size_t head,
@@ -67,7 +64,7 @@ static void attend(const struct eep_attention *a, const uint32_t *blocks, size_t
         }
         score[at] = sum * a->scale;
     }
-    weigh(score, first, pos);
+    float weights = weigh(score, first, pos);
     for (size_t d = 0; d < cache->head_dim; d++) {
         float sum = 0.0f;
 
@@ -75,7 +72,7 @@ static void attend(const struct eep_attention *a, const uint32_t *blocks, size_t
             sum = fmaf(score[at], value_at(cache, head_block(cache, blocks, at, kv_head), at, d),
                        sum);
         }
-        out[d] = sum;
+        out[d] = sum / weights;
     }
 }
 
