@@ -58,8 +58,8 @@ size_t eep_utf8_length(const char *text, size_t bytes);
 size_t eep_utf8_valid_bytes(const char *text, size_t bytes);
 /** Code point of a valid character. */
 uint32_t eep_utf8_decode(const char *text);
-/** Write a code point, at most 4 bytes; returns their number. */
-size_t eep_utf8_encode(uint32_t code, char *out);
+/** Write a code point below U+0800, as those of eep_byte_char() are; returns 1 or 2 bytes. */
+size_t eep_utf8_encode(uint32_t code, char out[2]);
 /** Start of the valid character that ends before `end`. */
 size_t eep_utf8_before(const char *text, size_t end);
 /** Append `data`, U+FFFD for each largest part that begins a character and does not end it. */

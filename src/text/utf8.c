@@ -5,6 +5,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
+#include "base/assert.h"
 #include "text/text_int.h"
 
 static bool is_tail(unsigned char byte)
@@ -79,28 +80,16 @@ uint32_t eep_utf8_decode(const char *text)
            (uint32_t)(c[2] & 0x3f) << 6 | (c[3] & 0x3f);
 }
 
-size_t eep_utf8_encode(uint32_t code, char *out)
+size_t eep_utf8_encode(uint32_t code, char out[2])
 {
+    EEP_DASSERT(code < 0x800);
     if (code < 0x80) {
         out[0] = (char)code;
         return 1;
     }
-    if (code < 0x800) {
-        out[0] = (char)(0xc0 | code >> 6);
-        out[1] = (char)(0x80 | (code & 0x3f));
-        return 2;
-    }
-    if (code < 0x10000) {
-        out[0] = (char)(0xe0 | code >> 12);
-        out[1] = (char)(0x80 | (code >> 6 & 0x3f));
-        out[2] = (char)(0x80 | (code & 0x3f));
-        return 3;
-    }
-    out[0] = (char)(0xf0 | code >> 18);
-    out[1] = (char)(0x80 | (code >> 12 & 0x3f));
-    out[2] = (char)(0x80 | (code >> 6 & 0x3f));
-    out[3] = (char)(0x80 | (code & 0x3f));
-    return 4;
+    out[0] = (char)(0xc0 | code >> 6);
+    out[1] = (char)(0x80 | (code & 0x3f));
+    return 2;
 }
 
 size_t eep_utf8_before(const char *text, size_t end)

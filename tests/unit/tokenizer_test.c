@@ -311,6 +311,35 @@ START_TEST(broken_utf8_becomes_one_mark_for_each_part)
 }
 END_TEST
 
+START_TEST(characters_have_their_code_points)
+{
+    static const struct {
+        const char *text;
+        uint32_t code;
+        bool is_word;
+        bool is_space;
+    } rows[] = {
+        {"a", 'a', true, false},
+        {" ", ' ', false, true},
+        {"\xc3\xa9", 0xe9, true, false},
+        {"\xe4\xbd\xa0", 0x4f60, true, false},
+        {"\xe3\x80\x80", 0x3000, false, true},
+        {"\xe1\xa0\x8e", 0x180e, false, false},
+        {"\xf0\x90\x8d\x88", 0x10348, true, false},
+        {"\xf0\x9f\x98\x80", 0x1f600, false, false},
+        {"\xf4\x8f\xbf\xbf", 0x10ffff, false, false},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        ck_assert_uint_eq(eep_utf8_length(rows[i].text, strlen(rows[i].text)),
+                          strlen(rows[i].text));
+        ck_assert_uint_eq(eep_utf8_decode(rows[i].text), rows[i].code);
+        ck_assert_int_eq(eep_utf8_is_word(rows[i].code), rows[i].is_word);
+        ck_assert_int_eq(eep_utf8_is_space(rows[i].code), rows[i].is_space);
+    }
+}
+END_TEST
+
 START_TEST(every_byte_has_its_character)
 {
     for (unsigned byte = 0; byte < 256; byte++) {
@@ -837,6 +866,7 @@ int main(void)
     tcase_add_test(tests, any_bytes_come_back);
     tcase_add_test(tests, what_is_not_utf8_is_encoded_byte_by_byte);
     tcase_add_test(tests, broken_utf8_becomes_one_mark_for_each_part);
+    tcase_add_test(tests, characters_have_their_code_points);
     tcase_add_test(tests, every_byte_has_its_character);
     tcase_add_test(tests, merges_are_those_of_the_definition);
     tcase_add_test(tests, a_long_word_does_not_take_long);
