@@ -6,10 +6,11 @@
  *   2. replicas within each node: the largest load per replica gets the next slot;
  *   3. replicas -> seats within each node, by packing.
  *
- * Packing: items by falling weight, each to the lightest pack with room, the lowest number on a tie.
- * Global form: one group, one node. The original sorts with an order among equal weights that depends
- * on library and processor; here the lower index comes first. Loads and sums are float32 as there,
- * except with failed seats, where the original (SGLang 0.5.23, elasticity_aware) adds in float64.
+ * Packing: items by falling weight, each to the lightest pack with room, the lowest number on a
+ * tie. Global form: one group, one node. The original sorts with an order among equal weights that
+ * depends on library and processor; here the lower index comes first. Loads and sums are float32 as
+ * there, except with failed seats, where the original (SGLang 0.5.23, elasticity_aware) adds in
+ * float64.
  */
 #include <string.h>
 
@@ -67,8 +68,8 @@ static void sink(struct packs *packs, uint32_t at)
 }
 
 /*
- * Spread `count` items over `packs` of the same size. pack_out[i]: its pack; place_out[i]: its place
- * there, by order of arrival.
+ * Spread `count` items over `packs` of the same size. pack_out[i]: its pack; place_out[i]: its
+ * place there, by order of arrival.
  */
 static void pack(struct eep_eplb *b, const float *weights, uint32_t count, uint32_t packs_count,
                  bool float64, uint32_t *pack_out, uint32_t *place_out)

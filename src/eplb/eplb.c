@@ -66,6 +66,8 @@ static size_t lay_out(struct eep_eplb *b, char *base)
     b->count = take(base, &used, experts, sizeof(*b->count));
     b->want = take(base, &used, EEP_MAX(experts, seats), sizeof(*b->want));
     b->share = take(base, &used, experts, sizeof(*b->share));
+    b->share_more = take(base, &used, experts, sizeof(*b->share_more));
+    b->share_less = take(base, &used, experts, sizeof(*b->share_less));
     b->on_node = take(base, &used, b->shape.nodes > 1 ? (size_t)experts * b->shape.nodes : 0,
                       sizeof(*b->on_node));
     b->has = take(base, &used, bits, sizeof(*b->has));
@@ -110,6 +112,11 @@ enum eep_status eep_eplb_create(const struct eep_eplb_shape *shape, struct eep_e
     return EEP_OK;
 }
 
+const struct eep_eplb_shape *eep_eplb_shape(const struct eep_eplb *eplb)
+{
+    return &eplb->shape;
+}
+
 void eep_eplb_destroy(struct eep_eplb *eplb)
 {
     eep_mem_free(eplb);
@@ -121,8 +128,7 @@ static enum eep_status set_seats(struct eep_eplb *b, const bool *failed)
 {
     b->live_seats = b->live_slots = 0;
     for (uint32_t s = 0; s < b->shape.seats; s++) {
-        b->seat_slots[s] =
-            failed != NULL && failed[s] ? 0 : eep_eplb_seat_slots(&b->shape, s);
+        b->seat_slots[s] = failed != NULL && failed[s] ? 0 : eep_eplb_seat_slots(&b->shape, s);
         b->live_seats += b->seat_slots[s] > 0;
         b->live_slots += b->seat_slots[s];
     }
@@ -136,8 +142,7 @@ static enum eep_status set_seats(struct eep_eplb *b, const bool *failed)
     return EEP_OK;
 }
 
-static enum eep_status check_loads(const struct eep_eplb *b, const double *loads,
-                                   double *total_out)
+static enum eep_status check_loads(const struct eep_eplb *b, const double *loads, double *total_out)
 {
     double total = 0.0;
 
@@ -273,25 +278,40 @@ static bool is_flawed(const struct eep_eplb *b, const int32_t *current)
     return false;
 }
 
+/* How near the lower bound is near enough: a fresh map costs nothing but time, moves cost copies.
+ */
+static int64_t fresh_target(const struct eep_eplb *b)
+{
+    return b->bound + b->bound / 8192;
+}
+
+static int64_t moves_target(const struct eep_eplb *b)
+{
+    return b->bound + b->bound / 2048;
+}
+
+static void count_lost(struct eep_eplb *b, const struct eep_eplb_ask *ask,
+                       struct eep_eplb_result *result)
+{
+    eep_eplb_count(&b->shape, ask->failed, ask->current, b->lists[0]);
+    for (uint32_t e = 0; e < b->shape.experts; e++) {
+        result->lost += b->lists[0][e] == 0;
+    }
+}
+
 /* From the current map; what was lost comes first. */
-static void plan_moves(struct eep_eplb *b, const struct eep_eplb_ask *ask, double total,
+static void plan_moves(struct eep_eplb *b, const struct eep_eplb_ask *ask, bool few,
                        int32_t *map_out, struct eep_eplb_result *result)
 {
     eplb_set_map(b, ask->current);
     const bool flawed = is_flawed(b, ask->current);
-    for (uint32_t e = 0; e < b->shape.experts; e++) {
-        result->lost += b->count[e] == 0;
-    }
-    const bool few = total == 0.0 || total < ask->min_total;
-    if (result->lost == 0 && few) {
-        keep(b, ask, total == 0.0 ? EEP_EPLB_NO_LOAD : EEP_EPLB_FEW, map_out, result);
-        return;
-    }
     const uint32_t copies_before = b->copies;
     eplb_repair(b);
     const bool repaired = flawed || b->copies != copies_before;
-    if (!few && eplb_max_load(b) > b->bound) {
-        eplb_improve(b);
+    b->thrifty = true;
+    const bool near = eplb_max_load(b) <= moves_target(b);
+    if (!few && !near) {
+        eplb_improve(b, moves_target(b));
     }
     memcpy(map_out, b->in_slot, b->map_slots * sizeof(*map_out));
     eep_eplb_measure(&b->shape, ask->loads, ask->failed, map_out, b->count, NULL, &result->after);
@@ -301,17 +321,26 @@ static void plan_moves(struct eep_eplb *b, const struct eep_eplb_ask *ask, doubl
         result->verdict = EEP_EPLB_REPAIRED;
     } else if (result->best_gain > 0.0 && result->best_gain >= ask->min_gain) {
         result->verdict = EEP_EPLB_MOVED;
+    } else if (near) {
+        keep(b, ask, EEP_EPLB_BALANCED, map_out, result);
     } else if (ask->max_copies == 0) {
         keep(b, ask, EEP_EPLB_NO_BUDGET, map_out, result);
-    } else if (result->best_copies == 0) {
-        keep(b, ask, EEP_EPLB_BALANCED, map_out, result);
     } else {
         keep(b, ask, EEP_EPLB_NO_GAIN, map_out, result);
     }
 }
 
-static void plan_eep(struct eep_eplb *b, const struct eep_eplb_ask *ask, double total,
-                     int32_t *map_out, struct eep_eplb_result *result)
+static void plan_fresh(struct eep_eplb *b, int32_t *map_out)
+{
+    eplb_place(b);
+    eplb_repair(b);
+    b->thrifty = false;
+    eplb_improve(b, fresh_target(b));
+    memcpy(map_out, b->in_slot, b->map_slots * sizeof(*map_out));
+}
+
+static void plan_eep(struct eep_eplb *b, const struct eep_eplb_ask *ask, bool few, int32_t *map_out,
+                     struct eep_eplb_result *result)
 {
     b->spread = can_spread(b);
     b->max_copies = ask->current != NULL ? ask->max_copies : EEP_EPLB_NO_LIMIT;
@@ -320,14 +349,30 @@ static void plan_eep(struct eep_eplb *b, const struct eep_eplb_ask *ask, double 
         b->bound = eplb_choose_counts(b, 2);
     }
     if (ask->current != NULL) {
-        plan_moves(b, ask, total, map_out, result);
-        return;
+        plan_moves(b, ask, few, map_out, result);
+    } else {
+        plan_fresh(b, map_out);
     }
-    eplb_place(b);
-    eplb_repair(b);
-    eplb_improve(b);
-    memcpy(map_out, b->in_slot, b->map_slots * sizeof(*map_out));
-    result->verdict = EEP_EPLB_FRESH;
+}
+
+/* The compatible policy knows no budget, only whether its map pays. */
+static enum eep_status plan_deepseek(struct eep_eplb *b, const struct eep_eplb_ask *ask,
+                                     int32_t *map_out, struct eep_eplb_result *result)
+{
+    EEP_TRY(eplb_deepseek(b, ask, map_out));
+    if (ask->current == NULL) {
+        return EEP_OK;
+    }
+    eep_eplb_count(&b->shape, ask->failed, map_out, b->lists[0]);
+    eep_eplb_measure(&b->shape, ask->loads, ask->failed, map_out, b->lists[0], NULL,
+                     &result->after);
+    result->best_gain = fall(&result->before, &result->after);
+    result->best_copies = eep_eplb_copies(&b->shape, ask->failed, ask->current, map_out);
+    result->verdict = result->lost > 0 ? EEP_EPLB_REPAIRED : EEP_EPLB_MOVED;
+    if (result->lost == 0 && ask->min_gain > 0.0 && result->best_gain < ask->min_gain) {
+        keep(b, ask, EEP_EPLB_NO_GAIN, map_out, result);
+    }
+    return EEP_OK;
 }
 
 /* With even shares the largest seat load is at least the mean, and the largest replica. */
@@ -358,12 +403,15 @@ enum eep_status eep_eplb_plan(struct eep_eplb *b, const struct eep_eplb_ask *ask
         eep_eplb_count(&b->shape, ask->failed, ask->current, count_out);
         eep_eplb_measure(&b->shape, ask->loads, ask->failed, ask->current, count_out, NULL,
                          &result.before);
+        count_lost(b, ask, &result);
     }
-    if (ask->policy == EEP_EPLB_DEEPSEEK) {
-        EEP_TRY(eplb_deepseek(b, ask, map_out));
-        result.verdict = ask->current != NULL ? EEP_EPLB_MOVED : EEP_EPLB_FRESH;
+    const bool few = total == 0.0 || total < ask->min_total;
+    if (ask->current != NULL && few && result.lost == 0) {
+        keep(b, ask, total == 0.0 ? EEP_EPLB_NO_LOAD : EEP_EPLB_FEW, map_out, &result);
+    } else if (ask->policy == EEP_EPLB_DEEPSEEK) {
+        EEP_TRY(plan_deepseek(b, ask, map_out, &result));
     } else {
-        plan_eep(b, ask, total, map_out, &result);
+        plan_eep(b, ask, few, map_out, &result);
     }
     eep_eplb_count(&b->shape, ask->failed, map_out, count_out);
     eep_eplb_measure(&b->shape, ask->loads, ask->failed, map_out, count_out, NULL, &result.after);
@@ -390,7 +438,7 @@ const char *eep_eplb_verdict_text(enum eep_eplb_verdict verdict)
     case EEP_EPLB_BALANCED:
         return "no move pays: balanced already";
     case EEP_EPLB_NO_GAIN:
-        return "no move pays: the gain is below the least asked";
+        return "no move pays: the best plan gains less than asked";
     case EEP_EPLB_NO_BUDGET:
         return "no move pays: no copy is allowed";
     }

@@ -6,13 +6,14 @@
  *     map    seat 0 [0 5 2] seat 1 [0 3 1] ...    EEP_NO_EXPERT in slots that are unused or failed
  *
  * A pure function: no clock, lock, allocation or input and output inside; the same input gives the
- * same bytes on every rank, compiler and machine, since it adds, compares and divides integers (and,
- * in the compatible policy, single IEEE operations) in one fixed order. doc/balancing.md has the
- * rules, the figures and the sources.
+ * same bytes on every rank, compiler and machine, since it adds, compares and divides integers
+ * (and, in the compatible policy, single IEEE operations) in one fixed order. doc/balancing.md has
+ * the rules, the figures and the sources.
  *
- * Load of a seat: the sum over its slots of loads[expert] / replicas[expert]; replicas share evenly.
- * Balancedness: mean / largest load of a live seat; 1 is perfect, and 1 where nothing was counted.
- * Copies: (seat, expert) pairs that the new map has and the old one had not: what must be sent.
+ * Load of a seat: the sum over its slots of loads[expert] / replicas[expert]; replicas share
+ * evenly. Balancedness: mean / largest load of a live seat; 1 is perfect, and 1 where nothing was
+ * counted. Copies: (seat, expert) pairs that the new map has and the old one had not: what must be
+ * sent.
  */
 #ifndef EEP_EPLB_H
 #define EEP_EPLB_H
@@ -24,9 +25,9 @@
 #include "base/status.h"
 
 enum eep_eplb_policy {
-    /* The public algorithm of DeepSeek (github.com/deepseek-ai/EPLB, eplb.py, commit d52c72d), equal
-     * sorting keys with the lower index first; knows neither the current map nor a budget. With
-     * failed seats as SGLang's elasticity_aware: global, over the live seats in order. */
+    /* The public algorithm of DeepSeek (github.com/deepseek-ai/EPLB, eplb.py, commit d52c72d),
+     * equal sorting keys with the lower index first; knows neither the current map nor a budget.
+     * With failed seats as SGLang's elasticity_aware: global, over the live seats in order. */
     EEP_EPLB_DEEPSEEK,
     /* Lowest largest seat load for the fewest copies; never two replicas in one seat; replicas
      * spread over nodes. */
@@ -91,6 +92,8 @@ struct eep_eplb_result {
     double best_gain;     /* part by which the largest load would fall with the best plan found,
                              also when it was not taken */
     uint32_t best_copies; /* what that plan would copy */
+    uint32_t turn;        /* eep_eplb_plan_layers(): 1 for the layer to move first, by the load that
+                             its copies take from the fullest seat; 0: nothing moves */
 };
 
 /** A balancer for one shape: its working memory. Not thread-safe; one per thread. */
@@ -125,11 +128,14 @@ static inline uint32_t eep_eplb_node_of(const struct eep_eplb_shape *shape, uint
  * @param shape     copied
  * @param eplb_out  destroy it with eep_eplb_destroy(); set only on EEP_OK
  *
- * @retval EEP_ERR_INVALID  a count is 0 or too large, or there are fewer slots than experts; the text
- *                          has the numbers
+ * @retval EEP_ERR_INVALID  a count is 0 or too large, or there are fewer slots than experts; the
+ * text has the numbers
  */
 EEP_MUST_CHECK enum eep_status eep_eplb_create(const struct eep_eplb_shape *shape,
                                                struct eep_eplb **eplb_out);
+
+/** The shape that a balancer was made for. */
+const struct eep_eplb_shape *eep_eplb_shape(const struct eep_eplb *eplb);
 
 /** NULL is allowed. */
 void eep_eplb_destroy(struct eep_eplb *eplb);
@@ -137,7 +143,8 @@ void eep_eplb_destroy(struct eep_eplb *eplb);
 /**
  * Plan one layer.
  *
- * @param map_out     (map slots) the expert in each slot or EEP_NO_EXPERT; may not overlap `current`
+ * @param map_out     (map slots) the expert in each slot or EEP_NO_EXPERT; may not overlap
+ * `current`
  * @param count_out   (experts) replicas of each expert in live slots
  *
  * @retval EEP_ERR_INVALID  a load is no number, negative or too large; `current` names an expert
@@ -148,6 +155,25 @@ void eep_eplb_destroy(struct eep_eplb *eplb);
 EEP_MUST_CHECK enum eep_status eep_eplb_plan(struct eep_eplb *eplb, const struct eep_eplb_ask *ask,
                                              int32_t *map_out, uint32_t *count_out,
                                              struct eep_eplb_result *result_out);
+
+/**
+ * Plan several layers with one budget for all: the layers whose copies gain most come first, and
+ * experts without a live slot before all others.
+ *
+ * @param ask               as in eep_eplb_plan(), with loads (layers, experts) and current (layers,
+ *                          map slots); max_copies holds for each layer
+ * @param max_copies_total  for all layers together; UINT64_MAX: no limit
+ * @param maps_out          (layers, map slots)
+ * @param counts_out        (layers, experts)
+ * @param results_out       (layers)
+ *
+ * @retval EEP_ERR_INVALID  as eep_eplb_plan(), the text names the layer
+ */
+EEP_MUST_CHECK enum eep_status eep_eplb_plan_layers(struct eep_eplb *eplb,
+                                                    const struct eep_eplb_ask *ask, uint32_t layers,
+                                                    uint64_t max_copies_total, int32_t *maps_out,
+                                                    uint32_t *counts_out,
+                                                    struct eep_eplb_result *results_out);
 
 /**
  * The balance of any map, failed seats left out.

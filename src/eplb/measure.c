@@ -54,8 +54,8 @@ void eep_eplb_measure(const struct eep_eplb_shape *shape, const double *loads, c
     const double mean = live > 0 ? sum / live : 0.0;
     /* with one seat the quotient would differ from 1 by rounding */
     const double balancedness = max > 0.0 ? EEP_MIN(1.0, mean / max) : 1.0;
-    *balance_out = (struct eep_eplb_balance){
-        .balancedness = balancedness, .max_load = max, .mean_load = mean};
+    *balance_out =
+        (struct eep_eplb_balance){.balancedness = balancedness, .max_load = max, .mean_load = mean};
 }
 
 /* Whether a seat's part of a map holds the expert in its first `count` slots. */

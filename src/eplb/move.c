@@ -1,6 +1,6 @@
 /*
- * Single moves that make the fullest seat less full: exchange one of its experts with a lighter one of
- * another seat, or turn a replica of one expert into a replica of another.
+ * Single moves that make the fullest seat less full: exchange one of its experts with a lighter one
+ * of another seat, or turn a replica of one expert into a replica of another.
  */
 #include "base/mem.h"
 #include "eplb/eplb_int.h"
@@ -22,18 +22,30 @@ static bool may_swap(const struct eep_eplb *b, uint32_t p, uint32_t q, int32_t *
     const int32_t x = b->in_slot[p], y = b->in_slot[q];
 
     if (eplb_has(b, to, x) || (y != EEP_NO_EXPERT && eplb_has(b, from, y)) ||
-        !eplb_may_pass(b, x, from, to) ||
-        (y != EEP_NO_EXPERT && !eplb_may_pass(b, y, to, from))) {
+        !eplb_may_pass(b, x, from, to) || (y != EEP_NO_EXPERT && !eplb_may_pass(b, y, to, from))) {
         return false;
     }
     *cost_out = cost_in(b, to, x) - cost_in(b, from, x) + cost_in(b, from, y) - cost_in(b, to, y);
     return affordable(b, *cost_out);
 }
 
+/* Is a move better than the best so far? Below the goal the cheaper, else the one that helps more.
+ */
+static bool is_better(const struct eep_eplb *b, int64_t after, int32_t cost, int64_t goal,
+                      const struct eplb_move *best)
+{
+    if (b->thrifty && after <= goal && best->after <= goal) {
+        return cost != best->cost ? cost < best->cost : after > best->after;
+    }
+    return after < best->after;
+}
+
 /* The pairs of two seats. */
-static bool swap_between(struct eep_eplb *b, uint32_t from, uint32_t to, struct eplb_move *best)
+static bool swap_between(struct eep_eplb *b, uint32_t from, uint32_t to, int64_t goal,
+                         struct eplb_move *best)
 {
     const int64_t high = b->load[from], low = b->load[to];
+    const int64_t limit = EEP_MAX(goal + 1, best->after);
     const uint32_t p0 = from * b->stride, q0 = to * b->stride;
     bool found = false;
 
@@ -41,7 +53,7 @@ static bool swap_between(struct eep_eplb *b, uint32_t from, uint32_t to, struct 
     for (uint32_t p = p0; p < p0 + b->seat_slots[from]; p++) {
         const int64_t share = b->slot_share[p];
 
-        if (high - share >= best->after) {
+        if (high - share >= limit) {
             continue; /* even giving it away alone does not help enough */
         }
         b->work += b->seat_slots[to];
@@ -50,7 +62,8 @@ static bool swap_between(struct eep_eplb *b, uint32_t from, uint32_t to, struct 
             const int64_t after = EEP_MAX(high - less, low + less);
             int32_t cost;
 
-            if (after < best->after && less > 0 && may_swap(b, p, q, &cost)) {
+            if (after < limit && less > 0 && may_swap(b, p, q, &cost) &&
+                is_better(b, after, cost, goal, best)) {
                 *best = (struct eplb_move){
                     .after = after, .slot = p, .with = q, .cost = cost, .expert = EEP_NO_EXPERT};
                 found = true;
@@ -60,7 +73,7 @@ static bool swap_between(struct eep_eplb *b, uint32_t from, uint32_t to, struct 
     return found;
 }
 
-bool eplb_find_swap(struct eep_eplb *b, struct eplb_move *best)
+bool eplb_find_swap(struct eep_eplb *b, int64_t goal, struct eplb_move *best)
 {
     const uint32_t from = eplb_fullest(b);
     bool found = false;
@@ -68,101 +81,118 @@ bool eplb_find_swap(struct eep_eplb *b, struct eplb_move *best)
     for (uint32_t i = 0; i + 1 < b->live_seats; i++) {
         const uint32_t to = b->order[i];
 
-        if ((b->load[from] + b->load[to]) / 2 >= best->after) {
+        if ((b->load[from] + b->load[to]) / 2 >= EEP_MAX(goal, best->after)) {
             break; /* the other seats are fuller still */
         }
-        found |= swap_between(b, from, to, best);
+        found |= swap_between(b, from, to, goal, best);
+        if (best->after <= goal && (!b->thrifty || best->cost <= 0)) {
+            break;
+        }
     }
     return found;
 }
 
-/* Largest load of the seats that change when `slot` changes to `expert`, both counts included. */
-static int64_t after_replace(const struct eep_eplb *b, uint32_t slot, int32_t expert, int64_t more,
-                             int64_t limit)
+/* Room for a change: an expert leaves `slot`, so that its other replicas get more. */
+struct gap {
+    uint32_t slot, seat;
+    int32_t old;    /* or EEP_NO_EXPERT */
+    int64_t more;   /* for each other replica of it */
+    int64_t others; /* the largest load of their seats then */
+};
+
+static bool open_gap(const struct eep_eplb *b, uint32_t slot, int64_t limit, struct gap *gap)
 {
-    const int32_t old = b->in_slot[slot];
     const uint32_t seat = b->slot_seat[slot];
-    const int64_t share = b->weight[expert] / (b->count[expert] + 1);
-    const int64_t less = b->share[expert] - share;
-    int64_t after = b->load[seat] - b->slot_share[slot] + share;
+    const int32_t old = b->in_slot[slot];
 
-    if (old == EEP_NO_EXPERT || after >= limit) {
-        return after;
+    *gap = (struct gap){.slot = slot, .seat = seat, .old = old};
+    if (slot - seat * b->stride >= b->seat_slots[seat]) {
+        return false;
     }
+    if (old == EEP_NO_EXPERT) {
+        return true;
+    }
+    if (b->count[old] < 2) {
+        return false;
+    }
+    gap->more = b->share_less[old] - b->share[old];
     for (uint32_t p = b->head[old]; p != EPLB_NO_SLOT; p = b->next[p]) {
-        const uint32_t other = b->slot_seat[p];
-
         if (p != slot) {
-            const int64_t load = b->load[other] + more - (eplb_has(b, other, expert) ? less : 0);
-
-            after = EEP_MAX(after, load);
+            gap->others = EEP_MAX(gap->others, b->load[b->slot_seat[p]] + gap->more);
         }
     }
-    return after;
+    return gap->others < limit && eplb_may_drop(b, old, seat);
 }
 
-static void try_replace(struct eep_eplb *b, uint32_t slot, int32_t expert, int64_t more,
-                        int64_t rest, struct eplb_move *best, bool *found)
+/* `expert` comes into the gap; `rest`: the largest load of the seats not looked at here. */
+static bool try_replace(const struct eep_eplb *b, const struct gap *gap, int32_t expert,
+                        int64_t rest, int64_t goal, struct eplb_move *best)
 {
-    const uint32_t seat = b->slot_seat[slot];
-    const int32_t old = b->in_slot[slot];
-    const int64_t after = EEP_MAX(rest, after_replace(b, slot, expert, more, best->after));
+    const int64_t here = b->load[gap->seat] - b->slot_share[gap->slot] + b->share_more[expert];
+    const int64_t after = EEP_MAX(EEP_MAX(rest, gap->others), here);
 
-    if (after >= best->after || !eplb_may_add(b, expert, seat)) {
-        return;
+    if (after >= EEP_MAX(best->after, goal + 1) || !eplb_may_add(b, expert, gap->seat)) {
+        return false;
     }
-    const int32_t cost = cost_in(b, seat, expert) - cost_in(b, seat, old);
-    if (affordable(b, cost)) {
-        *best = (struct eplb_move){
-            .after = after, .slot = slot, .with = EPLB_NO_SLOT, .expert = expert, .cost = cost};
-        *found = true;
+    const int32_t cost = cost_in(b, gap->seat, expert) - cost_in(b, gap->seat, gap->old);
+    if (!affordable(b, cost) || !is_better(b, after, cost, goal, best)) {
+        return false;
     }
+    *best = (struct eplb_move){
+        .after = after, .slot = gap->slot, .with = EPLB_NO_SLOT, .expert = expert, .cost = cost};
+    return true;
 }
 
-bool eplb_find_replace(struct eep_eplb *b, struct eplb_move *best)
+/* Something lighter comes into the fullest seat. */
+static bool lighten(struct eep_eplb *b, const struct gap *gap, int64_t goal, struct eplb_move *best)
 {
-    const uint32_t full = eplb_fullest(b), first = full * b->stride;
     bool found = false;
 
+    b->work += b->shape.experts;
+    for (uint32_t e = 0; e < b->shape.experts; e++) {
+        if (b->share_more[e] < b->slot_share[gap->slot]) {
+            found |= try_replace(b, gap, (int32_t)e, 0, goal, best);
+        }
+    }
+    return found;
+}
+
+/* The fullest seat shares one of its experts with one seat more. */
+static bool share_out(struct eep_eplb *b, const struct gap *gap, int64_t goal,
+                      struct eplb_move *best)
+{
+    const uint32_t full = eplb_fullest(b), first = full * b->stride;
+    const int64_t high =
+        b->load[full] + (gap->old != EEP_NO_EXPERT && eplb_has(b, full, gap->old) ? gap->more : 0);
+    bool found = false;
+
+    b->work += b->seat_slots[full];
+    for (uint32_t q = first; q < first + b->seat_slots[full]; q++) {
+        const int32_t e = b->in_slot[q];
+
+        if (e != EEP_NO_EXPERT && e != gap->old) {
+            const int64_t rest = high - b->share[e] + b->share_more[e];
+
+            found |= try_replace(b, gap, e, rest, goal, best);
+        }
+    }
+    return found;
+}
+
+bool eplb_find_replace(struct eep_eplb *b, int64_t goal, struct eplb_move *best)
+{
+    const uint32_t full = eplb_fullest(b);
+    bool found = false;
+    struct gap gap;
+
+    b->work += b->map_slots;
     for (uint32_t p = 0; p < b->map_slots; p++) {
-        const uint32_t seat = b->slot_seat[p];
-        const int32_t old = b->in_slot[p];
-        int64_t more = 0;
+        const int64_t limit = EEP_MAX(best->after, goal + 1);
 
-        if (p - seat * b->stride >= b->seat_slots[seat]) {
+        if (b->load[b->slot_seat[p]] - b->slot_share[p] >= limit || !open_gap(b, p, limit, &gap)) {
             continue;
         }
-        if (old != EEP_NO_EXPERT) {
-            if (b->count[old] < 2 || !eplb_may_drop(b, old, seat)) {
-                continue;
-            }
-            more = b->weight[old] / (b->count[old] - 1) - b->share[old];
-        }
-        if (seat == full) { /* something lighter comes into the fullest seat */
-            b->work += b->shape.experts;
-            for (uint32_t e = 0; e < b->shape.experts; e++) {
-                if (b->weight[e] / (b->count[e] + 1) < b->slot_share[p]) {
-                    try_replace(b, p, (int32_t)e, more, 0, best, &found);
-                }
-            }
-            continue;
-        }
-        if (b->load[seat] - b->slot_share[p] >= best->after) {
-            continue;
-        }
-        b->work += b->seat_slots[full]; /* the fullest seat shares one of its experts once more */
-        for (uint32_t q = first; q < first + b->seat_slots[full]; q++) {
-            const int32_t e = b->in_slot[q];
-
-            if (e == EEP_NO_EXPERT || e == old) {
-                continue;
-            }
-            const int64_t rest = b->load[full] - b->share[e] + b->weight[e] / (b->count[e] + 1) +
-                                 (old != EEP_NO_EXPERT && eplb_has(b, full, old) ? more : 0);
-            if (rest < best->after) {
-                try_replace(b, p, e, more, rest, best, &found);
-            }
-        }
+        found |= gap.seat == full ? lighten(b, &gap, goal, best) : share_out(b, &gap, goal, best);
     }
     return found;
 }
@@ -174,4 +204,30 @@ void eplb_apply(struct eep_eplb *b, const struct eplb_move *move)
     } else {
         eplb_swap(b, move->slot, move->with);
     }
+}
+
+bool eplb_swap_if_allowed(struct eep_eplb *b, uint32_t slot_a, uint32_t slot_b)
+{
+    int32_t cost;
+
+    if (b->slot_seat[slot_a] == b->slot_seat[slot_b] || b->in_slot[slot_a] == EEP_NO_EXPERT ||
+        b->in_slot[slot_b] == EEP_NO_EXPERT || !may_swap(b, slot_a, slot_b, &cost)) {
+        return false;
+    }
+    eplb_swap(b, slot_a, slot_b);
+    return true;
+}
+
+bool eplb_replace_if_allowed(struct eep_eplb *b, uint32_t slot, int32_t expert)
+{
+    const uint32_t seat = b->slot_seat[slot];
+    const int32_t old = b->in_slot[slot];
+
+    if (slot - seat * b->stride >= b->seat_slots[seat] || !eplb_may_add(b, expert, seat) ||
+        (old != EEP_NO_EXPERT && !eplb_may_drop(b, old, seat)) ||
+        !affordable(b, cost_in(b, seat, expert) - cost_in(b, seat, old))) {
+        return false;
+    }
+    eplb_put(b, slot, expert);
+    return true;
 }

@@ -1,10 +1,10 @@
 /*
  * Maps from nothing, and slots for experts that have none.
  *
- * Replicas: the expert with the largest load per replica gets the next slot, which makes the largest
- * replica as small as it can be, but never more replicas than seats. Placement: the largest share
- * first, each into the emptiest seat with room that holds no other replica of it (longest processing
- * time first, Graham 1969).
+ * Replicas: the expert with the largest load per replica gets the next slot, which makes the
+ * largest replica as small as it can be, but never more replicas than seats. Placement: the largest
+ * share first, each into the emptiest seat with room that holds no other replica of it (longest
+ * processing time first, Graham 1969).
  */
 #include "base/assert.h"
 #include "base/mem.h"
@@ -16,7 +16,8 @@
 /* Orders experts by falling share; those without load by replicas, then all by number. */
 static uint64_t share_key(int64_t share, uint32_t replicas, uint32_t expert)
 {
-    const uint64_t high = share > 0 ? (uint64_t)(SHARE_MAX - share) : (uint64_t)SHARE_MAX + replicas;
+    const uint64_t high =
+        share > 0 ? (uint64_t)(SHARE_MAX - share) : (uint64_t)SHARE_MAX + replicas;
 
     return high << 16 | expert;
 }
@@ -155,9 +156,9 @@ void eplb_place(struct eep_eplb *b)
         while (placed < b->want[e] && deal_one(b, e, share)) {
             placed++;
         }
+        EEP_ASSERT(placed > 0);
+        eplb_set_count(b, e, placed);
         if (placed < b->want[e]) {
-            EEP_ASSERT(placed > 0);
-            eplb_set_count(b, e, placed);
             eplb_reorder(b);
         }
     }
@@ -183,8 +184,8 @@ static int64_t after_put(const struct eep_eplb *b, uint32_t slot, int32_t expert
     return after;
 }
 
-/* The slot where one more replica of `expert` hurts least; false if there is none. `strict`: the node
- * rule holds for the expert that comes and the one that goes. */
+/* The slot where one more replica of `expert` hurts least; false if there is none. `strict`: the
+ * node rule holds for the expert that comes and the one that goes. */
 static bool find_home(const struct eep_eplb *b, int32_t expert, bool strict, uint32_t *slot_out)
 {
     int64_t best = INT64_MAX;
@@ -195,8 +196,7 @@ static bool find_home(const struct eep_eplb *b, int32_t expert, bool strict, uin
 
         if (p - seat * b->stride >= b->seat_slots[seat] || eplb_has(b, seat, expert) ||
             (strict && !eplb_may_add(b, expert, seat)) ||
-            (old != EEP_NO_EXPERT &&
-             (strict ? !eplb_may_drop(b, old, seat) : b->count[old] < 2))) {
+            (old != EEP_NO_EXPERT && (strict ? !eplb_may_drop(b, old, seat) : b->count[old] < 2))) {
             continue;
         }
         const int64_t after = after_put(b, p, expert);

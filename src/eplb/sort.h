@@ -1,6 +1,6 @@
 /*
- * Sorting and a heap without a comparison function: keys are unsigned numbers with the index in their
- * low bits, so that no two are equal and the order is the same everywhere.
+ * Sorting and a heap without a comparison function: keys are unsigned numbers with the index in
+ * their low bits, so that no two are equal and the order is the same everywhere.
  */
 #ifndef EEP_EPLB_SORT_H
 #define EEP_EPLB_SORT_H

@@ -78,6 +78,8 @@ void eplb_set_count(struct eep_eplb *b, int32_t expert, uint32_t count)
 
     b->count[expert] = count;
     b->share[expert] = share;
+    b->share_more[expert] = b->weight[expert] / (count + 1);
+    b->share_less[expert] = count > 1 ? b->weight[expert] / (count - 1) : 0;
     for (uint32_t p = b->head[expert]; p != EPLB_NO_SLOT; p = b->next[p]) {
         b->load[b->slot_seat[p]] += share - b->slot_share[p];
         b->slot_share[p] = share;
