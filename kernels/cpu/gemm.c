@@ -6,7 +6,7 @@
 #include <omp.h>
 
 /* Below this many multiply-adds waking a team costs more than it saves. */
-#define PARALLEL_FMAS 65536
+#define PARALLEL_FMAS 200000
 
 /* Columns of a panel that the matrix has; the rest of its last panel is zero. */
 static size_t panel_columns(const struct eep_panels *w, size_t panel)

@@ -3,18 +3,19 @@
  *
  * The block is what a step computes: router, softmax and top-k, the rows grouped by expert, the
  * grouped FFN, the sum in top-k order. All experts of one layer are in memory. Hidden rows and
- * router weights are random, so routing is too; successive tokens are chosen so that no expert
- * follows itself, or its weights would come from the cache. Weights are random numbers in packed
- * form.
+ * router weights are random, so routing is too. Weights are random numbers in packed form.
  *
- * In every round the limits are measured right before the block, with the same threads, vectors
- * and memory: other load on the machine then hits both. The limit of a row is the longer of
+ * The limit of a row is the longer of
  *
  *     bytes of all distinct experts that the tokens use, and of the router, at read bandwidth
  *     multiply-adds of all rows, at the peak of multiply-adds in registers
  *
- * `ratio` is the best round over the best limit of all rounds, `ratio_median` the median of the
- * rounds, each over its own limit.
+ * It is measured right before every call, with the same threads and vectors and for about as long
+ * (as many bytes, of other memory): other load on the machine then hits both. `ratio` is the best
+ * call over the best limit, `ratio_median` the median over calls, each over its own limit.
+ *
+ * Weights must come from memory, not from the caches: a single token is the one of many whose
+ * experts have rested longest; more tokens use more weights than caches hold.
  */
 #include "tools/bench.h"
 
@@ -31,17 +32,19 @@
 #include "tools/opts.h"
 #include "tools/tools.h"
 
-#define POOL_ROWS 512    /* hidden rows to choose from; at least the tokens of a call */
-#define ROUND_EXPERTS 64 /* expert reads of a round of few tokens: some 20 ms */
-#define ROUND_CALLS_MAX 64
+#define POOL_ROWS 512   /* hidden rows to choose from; at least the tokens of a call */
+#define CALL_EXPERTS 64 /* calls that read fewer experts are repeated more often */
+#define LIMIT_BYTES ((size_t)640 << 20) /* memory to measure read bandwidth on */
+#define LIMIT_FMA_SECONDS 0.02          /* a round of eep_kernels_measure_fma() */
+#define LIMIT_FMA_ROUNDS_MAX 8
 #define MAX_TOKENS 65536
 
 static const struct eep_command_help help = {
     .usage = "eep bench moe [options]",
     .summary = "The MoE block of a given shape, as tokens/s and as a share of this machine's read\n"
                "bandwidth or FMA peak, which are measured in the same run.",
-    .epilog = "With --json one object per row. ratio: best round over best limit; ratio_median:\n"
-              "median of the rounds, each over the limit measured right before it.",
+    .epilog = "With --json one object per row. ratio: best call over best limit; ratio_median:\n"
+              "median of the calls, each over the limit measured right before it.",
 };
 
 struct options {
@@ -69,7 +72,12 @@ struct bench {
 
     float *x;         /* (pool, hidden) */
     uint32_t *routes; /* (pool, top_k): experts of each row, known before */
-    uint32_t *picked; /* (ROUND_CALLS_MAX, tokens_max): rows of x of each call of a round */
+    uint32_t *picked; /* (tokens_max): rows of x of this call */
+    uint64_t *rested; /* (experts): the last call that used each */
+    uint64_t calls;   /* so far */
+
+    char *limit; /* LIMIT_BYTES */
+    size_t limit_at;
 
     float *in;                    /* (tokens_max, hidden) */
     float *scores;                /* (pool or tokens_max, panel_round(experts)) */
@@ -90,12 +98,11 @@ struct work {
     double fmas;
 };
 
-/* Rates of one round, and its limit. */
-struct round {
-    double seconds; /* of one call */
-    double read_bytes_per_s;
-    double fma_per_s;
-    struct work work; /* of one call, the mean of the round */
+/* One call. */
+struct call {
+    double seconds;
+    double limit; /* bytes or multiply-adds per second, measured right before */
+    struct work work;
 };
 
 /* ---- set-up ---- */
@@ -153,7 +160,9 @@ static enum eep_status make_buffers(struct bench *b)
     } buffers[] = {
         {&b->x, b->pool * o->hidden, sizeof(float)},
         {&b->routes, b->pool * o->top_k, sizeof(uint32_t)},
-        {&b->picked, ROUND_CALLS_MAX * b->tokens_max, sizeof(uint32_t)},
+        {&b->picked, b->tokens_max, sizeof(uint32_t)},
+        {&b->rested, o->experts, sizeof(uint64_t)},
+        {&b->limit, LIMIT_BYTES, 1},
         {&b->in, b->tokens_max * o->hidden, sizeof(float)},
         {&b->scores, score_floats, sizeof(float)},
         {&b->ids, b->pool * o->top_k, sizeof(uint32_t)},
@@ -262,54 +271,48 @@ static void run_block(struct bench *b, size_t tokens)
                              o->hidden);
 }
 
-/* ---- rounds ---- */
+/* ---- calls ---- */
 
-static bool shares_expert(const struct bench *b, uint32_t row, const bool *used)
+/* The call in which an expert of the row was last used. */
+static uint64_t last_use(const struct bench *b, uint32_t row)
 {
+    uint64_t last = 0;
+
     for (uint32_t j = 0; j < b->o->top_k; j++) {
-        if (used[b->routes[row * b->o->top_k + j]]) {
-            return true;
-        }
+        last = EEP_MAX(last, b->rested[b->routes[row * b->o->top_k + j]]);
     }
-    return false;
+    return last;
 }
 
-/*
- * Rows for the calls of a round. A single token's row shares no expert with the token before,
- * where the pool has such a row; the many experts of several tokens are larger than any cache.
- */
-static void pick_rows(struct bench *b, size_t tokens, size_t calls, uint64_t seed)
+static void pick_rows(struct bench *b, size_t tokens)
 {
-    bool used[EEP_ROUTER_MAX_EXPERTS] = {false};
-    uint64_t draw = 0;
-
-    for (size_t i = 0; i < calls * tokens; i++) {
-        uint32_t row = (uint32_t)(eep_rng_bits(seed, draw++) % b->pool);
-
-        for (int tries = 0; tokens == 1 && tries < 1000 && shares_expert(b, row, used); tries++) {
-            row = (uint32_t)(eep_rng_bits(seed, draw++) % b->pool);
-        }
-        b->picked[i] = row;
-        memset(used, 0, b->o->experts);
-        for (uint32_t j = 0; j < b->o->top_k; j++) {
-            used[b->routes[row * b->o->top_k + j]] = true;
-        }
-    }
-}
-
-static struct work work_of(const struct bench *b, const uint32_t *rows, size_t tokens)
-{
-    const struct options *o = b->o;
-    bool used[EEP_ROUTER_MAX_EXPERTS] = {false};
-    size_t distinct = 0;
+    uint32_t best = (uint32_t)(eep_rng_bits(4, b->calls) % b->pool);
 
     for (size_t t = 0; t < tokens; t++) {
-        for (uint32_t j = 0; j < o->top_k; j++) {
-            bool *expert = &used[b->routes[rows[t] * o->top_k + j]];
-
-            distinct += !*expert;
-            *expert = true;
+        b->picked[t] = (uint32_t)(eep_rng_bits(5 + b->calls, t) % b->pool);
+    }
+    if (tokens == 1) {
+        for (uint32_t row = 0; row < b->pool; row++) {
+            best = last_use(b, row) < last_use(b, best) ? row : best;
         }
+        b->picked[0] = best;
+    }
+    b->calls++;
+    for (size_t t = 0; t < tokens; t++) {
+        for (uint32_t j = 0; j < b->o->top_k; j++) {
+            b->rested[b->routes[b->picked[t] * b->o->top_k + j]] = b->calls;
+        }
+    }
+}
+
+/* Of the rows that were picked last. */
+static struct work work_of(const struct bench *b, size_t tokens)
+{
+    const struct options *o = b->o;
+    size_t distinct = 0;
+
+    for (uint32_t e = 0; e < o->experts; e++) {
+        distinct += b->rested[e] == b->calls;
     }
     double expert_values = 3.0 * (double)o->hidden * (double)o->width;
     double router_values = (double)o->hidden * (double)o->experts;
@@ -320,38 +323,47 @@ static struct work work_of(const struct bench *b, const uint32_t *rows, size_t t
     };
 }
 
-static size_t calls_of_round(const struct bench *b, size_t tokens)
+/* Read about as much as the call will, from where the last measurement ended. */
+static double measure_read(struct bench *b, double bytes)
 {
-    size_t calls = ROUND_EXPERTS / (tokens * b->o->top_k);
+    size_t count = eep_round_up((size_t)EEP_MIN(bytes, (double)LIMIT_BYTES), EEP_PAGE);
 
-    return EEP_MIN(EEP_MAX(calls, (size_t)1), (size_t)ROUND_CALLS_MAX);
+    if (b->limit_at + count > LIMIT_BYTES) {
+        b->limit_at = 0;
+    }
+    const char *from = b->limit + b->limit_at;
+    b->limit_at += count;
+    return eep_kernels_measure_read(b->kernels, from, count);
 }
 
-static struct round run_round(struct bench *b, size_t tokens, uint64_t seed)
+/* For about as long as the last call took. */
+static double measure_fma(const struct bench *b, double seconds)
 {
-    const size_t hidden = b->o->hidden, calls = calls_of_round(b, tokens);
-    struct round round = {0};
-    uint64_t spent = 0;
+    double wanted = seconds / LIMIT_FMA_SECONDS;
+    int rounds = wanted < 1.0 ? 1 : (int)EEP_MIN(wanted, (double)LIMIT_FMA_ROUNDS_MAX);
+    double time = 0.0;
 
-    pick_rows(b, tokens, calls, seed);
-    round.read_bytes_per_s =
-        eep_kernels_measure_read(b->kernels, b->weights, b->o->experts * b->frame_bytes);
-    round.fma_per_s = eep_kernels_measure_fma(b->kernels);
-    for (size_t c = 0; c < calls; c++) {
-        const uint32_t *rows = b->picked + c * tokens;
-        struct work work = work_of(b, rows, tokens);
-
-        for (size_t t = 0; t < tokens; t++) {
-            memcpy(b->in + t * hidden, b->x + rows[t] * hidden, hidden * sizeof(float));
-        }
-        uint64_t begin = eep_clock_ns();
-        run_block(b, tokens);
-        spent += eep_clock_ns() - begin;
-        round.work.bytes += work.bytes / (double)calls;
-        round.work.fmas += work.fmas / (double)calls;
+    for (int i = 0; i < rounds; i++) {
+        time += 1.0 / eep_kernels_measure_fma(b->kernels);
     }
-    round.seconds = (double)spent * 1e-9 / (double)calls;
-    return round;
+    return rounds / time;
+}
+
+static struct call run_call(struct bench *b, size_t tokens, bool by_fma, double seconds)
+{
+    const size_t hidden = b->o->hidden;
+    struct call call;
+
+    pick_rows(b, tokens);
+    for (size_t t = 0; t < tokens; t++) {
+        memcpy(b->in + t * hidden, b->x + b->picked[t] * hidden, hidden * sizeof(float));
+    }
+    call.work = work_of(b, tokens);
+    call.limit = by_fma ? measure_fma(b, seconds) : measure_read(b, call.work.bytes);
+    uint64_t begin = eep_clock_ns();
+    run_block(b, tokens);
+    call.seconds = (double)(eep_clock_ns() - begin) * 1e-9;
+    return call;
 }
 
 /* ---- results ---- */
@@ -379,34 +391,27 @@ static double median(double *values, size_t count, double *most_out)
     return values[count / 2];
 }
 
-static struct result summarise(const struct round *rounds, size_t count, double *values)
+static struct result summarise(const struct call *calls, size_t count, bool by_fma, double *values)
 {
-    struct result r = {0};
-    double read = 0.0, fma = 0.0, most;
+    struct result r = {.by_fma = by_fma};
+    double most;
 
     for (size_t i = 0; i < count; i++) {
-        read = EEP_MAX(read, rounds[i].read_bytes_per_s);
-        fma = EEP_MAX(fma, rounds[i].fma_per_s);
-    }
-    r.by_fma = rounds[0].work.fmas / fma > rounds[0].work.bytes / read;
-    for (size_t i = 0; i < count; i++) {
-        values[i] = 1.0 / rounds[i].seconds;
+        values[i] = 1.0 / calls[i].seconds;
     }
     r.seconds_median = 1.0 / median(values, count, &most);
     r.seconds = 1.0 / most;
     for (size_t i = 0; i < count; i++) {
-        values[i] = (r.by_fma ? rounds[i].work.fmas : rounds[i].work.bytes) / rounds[i].seconds;
+        values[i] = (by_fma ? calls[i].work.fmas : calls[i].work.bytes) / calls[i].seconds;
     }
     r.rate_median = median(values, count, &r.rate);
     for (size_t i = 0; i < count; i++) {
-        values[i] = r.by_fma ? rounds[i].fma_per_s : rounds[i].read_bytes_per_s;
+        values[i] = calls[i].limit;
     }
     r.limit_median = median(values, count, &r.limit);
     for (size_t i = 0; i < count; i++) {
-        const struct round *a = &rounds[i];
-
-        values[i] = r.by_fma ? a->work.fmas / a->seconds / a->fma_per_s
-                             : a->work.bytes / a->seconds / a->read_bytes_per_s;
+        values[i] =
+            (by_fma ? calls[i].work.fmas : calls[i].work.bytes) / calls[i].seconds / calls[i].limit;
     }
     r.ratio_median = median(values, count, &most);
     r.ratio = r.rate / r.limit;
@@ -445,25 +450,45 @@ static void print_row(const struct bench *b, size_t tokens, const struct result 
     json_decref(row);
 }
 
+/* Which limit binds, by a first measurement of both. */
+static bool bound_by_fma(struct bench *b, size_t tokens)
+{
+    double read = 0.0, fma = 0.0;
+
+    pick_rows(b, tokens);
+    struct work work = work_of(b, tokens);
+    for (int i = 0; i < 3; i++) {
+        double rate = measure_read(b, (double)LIMIT_BYTES);
+        double fmas = measure_fma(b, 0.0);
+
+        read = EEP_MAX(read, rate);
+        fma = EEP_MAX(fma, fmas);
+    }
+    return work.fmas / fma > work.bytes / read;
+}
+
 static enum eep_status run_tokens(struct bench *b, size_t tokens)
 {
-    const uint32_t repeats = b->o->repeats;
-    struct round *rounds;
+    size_t each = EEP_MAX(CALL_EXPERTS / (tokens * b->o->top_k), (size_t)1);
+    size_t count = b->o->repeats * each;
+    struct call *calls;
     double *values;
     enum eep_status status;
 
-    EEP_TRY(eep_mem_alloc(repeats, sizeof(*rounds), "rounds", &rounds));
-    EEP_TRY_GOTO(eep_mem_alloc(repeats, sizeof(*values), "rounds", &values), free_rounds);
-    (void)run_round(b, tokens, 0); /* warm-up */
-    for (uint32_t i = 0; i < repeats; i++) {
-        rounds[i] = run_round(b, tokens, i + 1);
+    EEP_TRY(eep_mem_alloc(count, sizeof(*calls), "calls", &calls));
+    EEP_TRY_GOTO(eep_mem_alloc(count, sizeof(*values), "calls", &values), free_calls);
+    bool by_fma = bound_by_fma(b, tokens);
+    struct call call = run_call(b, tokens, by_fma, 0.0); /* warm-up */
+    for (size_t i = 0; i < count; i++) {
+        call = run_call(b, tokens, by_fma, call.seconds);
+        calls[i] = call;
     }
-    struct result result = summarise(rounds, repeats, values);
+    struct result result = summarise(calls, count, by_fma, values);
     print_row(b, tokens, &result);
     fflush(stdout);
     eep_mem_free(values);
-free_rounds:
-    eep_mem_free(rounds);
+free_calls:
+    eep_mem_free(calls);
     return status;
 }
 
@@ -499,7 +524,7 @@ static enum eep_status run_all(const struct options *o)
     }
     if (!o->json) {
         printf("MoE block: hidden %u, %u experts, top-%u, width %u; kernels %s, %d threads, "
-               "%u rounds\n%-5s %6s %12s %10s %18s %9s  %-14s %6s %8s\n",
+               "%u repeats\n%-5s %6s %12s %10s %18s %9s  %-14s %6s %8s\n",
                o->hidden, o->experts, o->top_k, o->width, kernels->name, omp_get_max_threads(),
                o->repeats, "type", "tokens", "tokens/s", "ms", "rate", "of", "limit", "ratio",
                "(median)");
@@ -543,7 +568,7 @@ int eep_bench_moe(int argc, char **argv)
 {
     uint32_t default_tokens[] = {1, 16, 512};
     struct options o = {
-        .hidden = 2048, .experts = 64, .top_k = 8, .width = 768, .repeats = 15, .dtype = "bf16"};
+        .hidden = 2048, .experts = 64, .top_k = 8, .width = 768, .repeats = 25, .dtype = "bf16"};
     const struct eep_opt opts[] = {
         {"hidden", EEP_OPT_U32, &o.hidden, "N", "hidden size (2048)"},
         {"experts", EEP_OPT_U32, &o.experts, "N", "experts, all in memory (64)"},
@@ -554,7 +579,8 @@ int eep_bench_moe(int argc, char **argv)
         {"threads", EEP_OPT_U32, &o.threads, "N", "threads (all cores)"},
         {"kernels", EEP_OPT_STRING, &o.kernels, "NAME",
          "ref, avx2, avx512, neon or auto (default); the limits use the same vectors"},
-        {"repeats", EEP_OPT_U32, &o.repeats, "N", "rounds of each row (15)"},
+        {"repeats", EEP_OPT_U32, &o.repeats, "N",
+         "calls of each row (25); more where few experts are used"},
         {"json", EEP_OPT_FLAG, &o.json, NULL, "one JSON object per row"},
     };
     int exit_status = EEP_EXIT_OK;
