@@ -46,6 +46,7 @@ enum eep_engine_field {
     EEP_ENGINE_NODE_SIZE = 1 << 7,
     EEP_ENGINE_PROGRESS = 1 << 8,
     EEP_ENGINE_TIMEOUT = 1 << 9,
+    EEP_ENGINE_REFUSED = 1 << 10,
 };
 
 /** How to make an engine. Strings are copied. */
@@ -67,6 +68,11 @@ struct eep_engine_params {
     void (*progress)(void *context, uint64_t done, uint64_t total);
     void *progress_context;
     uint64_t timeout_ns;  /**< longest wait for another rank; default 300 s */
+    /** Called when eep_engine_create() fails, before this rank leaves the others: the place for a
+     *  program to say eep_error_text(), since a launcher may end the job, and drop its output,
+     *  as soon as one rank has ended. */
+    void (*refused)(void *context, enum eep_status status);
+    void *refused_context;
 };
 
 struct eep_engine;

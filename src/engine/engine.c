@@ -110,10 +110,10 @@ static enum eep_status join(struct eep_engine *e, const struct eep_engine_params
 enum eep_status eep_engine_create(const struct eep_engine_params *params,
                                   struct eep_engine **engine_out)
 {
-    struct eep_engine *e;
+    struct eep_engine *e = NULL;
     enum eep_status status;
 
-    EEP_TRY(eep_mem_alloc(1, sizeof(*e), "engine", &e));
+    EEP_TRY_GOTO(eep_mem_alloc(1, sizeof(*e), "engine", &e), refuse);
     EEP_TRY_GOTO(join(e, params), destroy);
     EEP_TRY_GOTO(eep_agree(e->xport, "parameters", set_params(e, params)), destroy);
     status = eep_mem_alloc(e->xport->topo.size, sizeof(*e->memory), "memory facts", &e->memory);
@@ -124,8 +124,10 @@ enum eep_status eep_engine_create(const struct eep_engine_params *params,
     return EEP_OK;
 
 destroy:
-    if (e->xport != NULL) {
-        e->broken = status;
+    e->broken = status;
+refuse:
+    if (has(params, EEP_ENGINE_REFUSED)) {
+        params->refused(params->refused_context, status);
     }
     eep_engine_destroy(e);
     return status;

@@ -52,11 +52,19 @@ static void show_bar(void *context, uint64_t done, uint64_t total)
     fflush(stderr);
 }
 
+static void report_refusal(void *context, enum eep_status status)
+{
+    (void)context;
+    eep_tool_report(status);
+}
+
 enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
                                        struct eep_engine **engine_out)
 {
     static struct bar bar = {.percent = -1};
     struct eep_engine_params params = {
+        .fields = EEP_ENGINE_REFUSED,
+        .refused = report_refusal,
         .model = v->model,
         .layout = v->layout,
         .kernels = v->kernels,
@@ -146,16 +154,46 @@ static enum eep_status read_all(const char *path, FILE *file, char **data_out, s
     return EEP_FAIL(EEP_ERR_NOMEM, "%s: no memory for more than %zu bytes", path, used);
 }
 
+/*
+ * Standard input of the job. Open MPI 5 hands rank 0 what comes in on mpirun's standard input, but
+ * not that it has ended; so eep launch and scripts/mpi-run say where it is to be opened.
+ */
+static enum eep_status open_input(FILE **file_out)
+{
+    const char *path = getenv("EEP_STDIN");
+
+    if (path != NULL) {
+        *file_out = fopen(path, "rb");
+        return *file_out != NULL ? EEP_OK
+                                 : EEP_FAIL(EEP_ERR_IO,
+                                            "standard input cannot be opened on rank 0 (%s: %s); "
+                                            "put the input into a file",
+                                            path, strerror(errno));
+    }
+    if (getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
+        return EEP_FAIL(EEP_ERR_UNSUPPORTED,
+                        "standard input under a plain mpirun: Open MPI 5 does not pass its end on; "
+                        "use 'eep launch', scripts/mpi-run, or a file");
+    }
+    *file_out = stdin;
+    return EEP_OK;
+}
+
 enum eep_status eep_read_file(const char *path, char **data_out, size_t *bytes_out)
 {
     const bool standard_input = strcmp(path, "-") == 0;
-    FILE *file = standard_input ? stdin : fopen(path, "rb");
+    FILE *file;
 
+    if (standard_input) {
+        EEP_TRY(open_input(&file));
+    } else {
+        file = fopen(path, "rb");
+    }
     if (file == NULL) {
         return EEP_FAIL(EEP_ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
     }
     const enum eep_status status = read_all(path, file, data_out, bytes_out);
-    if (!standard_input) {
+    if (file != stdin) {
         fclose(file);
     }
     return status;

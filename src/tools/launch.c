@@ -207,6 +207,21 @@ static void catch_signals(void)
     }
 }
 
+/* The job reads this process's standard input by its path: src/tools/engine_opts.c. Not opened by
+ * the launcher, which would read it too. */
+static int null_input = -1;
+
+static void hand_over_input(void)
+{
+    char path[64];
+
+    null_input = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (null_input >= 0) {
+        snprintf(path, sizeof(path), "/proc/%ld/fd/0", (long)getpid());
+        (void)setenv("EEP_STDIN", path, 1);
+    }
+}
+
 /* Only async-signal-safe calls between fork and exec. */
 static void become(const struct words *words, const sigset_t *unblocked)
 {
@@ -214,6 +229,9 @@ static void become(const struct words *words, const sigset_t *unblocked)
                                "(EEP_MPIRUN names another)\n";
 
     (void)sigprocmask(SIG_SETMASK, unblocked, NULL);
+    if (null_input >= 0) {
+        (void)dup2(null_input, STDIN_FILENO);
+    }
     (void)execvp(words->list[0], (char *const *)(uintptr_t)words->list);
     if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0) {
         _exit(127);
@@ -310,6 +328,9 @@ static int launch(const struct launch_options *o, int argc, char **argv)
     if (o->node_size > 0) {
         snprintf(node_size, sizeof(node_size), "%u", o->node_size);
         (void)setenv("EEP_NODE_SIZE", node_size, 1);
+    }
+    if (is_command(argv[0])) {
+        hand_over_input();
     }
     if (build_command(o, argc, argv, &words) != EEP_OK) {
         result = eep_tool_failed();

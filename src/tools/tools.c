@@ -28,19 +28,20 @@ int eep_tool_failed(void)
     return EEP_EXIT_FAILED;
 }
 
+void eep_tool_report(enum eep_status status)
+{
+    /* What all ranks agreed on is said by one; a peer that is lost or silent may be just that one. */
+    if (status != EEP_OK && (eep_tool_speaks() || status == EEP_ERR_TIMEOUT ||
+                             eep_status_lost(status) >= EEP_LOST_PEER)) {
+        (void)eep_tool_failed();
+    }
+}
+
 int eep_tool_end(struct eep_engine *engine, enum eep_status status)
 {
-    int exit_status = EEP_EXIT_OK;
-
-    if (status != EEP_OK) {
-        exit_status = EEP_EXIT_FAILED;
-        /* What all ranks agreed on is said by one; a peer that is lost or silent may be just that
-         * one. */
-        if (eep_tool_speaks() || status == EEP_ERR_TIMEOUT ||
-            eep_status_lost(status) >= EEP_LOST_PEER) {
-            exit_status = eep_tool_failed();
-        }
+    if (engine != NULL) {
+        eep_tool_report(status);
     }
     eep_engine_destroy(engine);
-    return exit_status;
+    return status == EEP_OK ? EEP_EXIT_OK : EEP_EXIT_FAILED;
 }

@@ -26,9 +26,12 @@ int eep_cmd_launch(int argc, char **argv);
 /** True on the rank that speaks for all: rank 0, as the launcher's environment says. */
 bool eep_tool_speaks(void);
 
+/** Say what failed: once for all ranks when they agree on it. EEP_OK says nothing. */
+void eep_tool_report(enum eep_status status);
+
 /**
- * End a command that ran an engine: say what failed (once for all ranks when they agree on it),
- * leave the ranks. Returns the exit status. engine may be NULL.
+ * End a command that ran an engine: say what failed, leave the ranks. Returns the exit status.
+ * engine may be NULL: its creation failed, which was said then.
  */
 int eep_tool_end(struct eep_engine *engine, enum eep_status status);
 
