@@ -25,6 +25,12 @@
 #define STATUS_ENV "EEP_STATUS_FILE"
 #define MAX_OPTIONS 24 /* words before the command */
 
+#ifdef EEP_HAVE_MPI
+enum { HAVE_MPI = 1 };
+#else
+enum { HAVE_MPI = 0 };
+#endif
+
 /* ---- the ranks' side ---- */
 
 void eep_status_file_write(int status)
@@ -149,15 +155,13 @@ static enum eep_status build_command(const struct launch_options *o, int argc, c
     if (words->list == NULL) {
         return EEP_FAIL(EEP_ERR_NOMEM, "launch: no memory");
     }
-#ifdef EEP_HAVE_MPI
-    add_launcher(words, o);
-#else
-    if (o->ranks > 1) {
+    if (HAVE_MPI) {
+        add_launcher(words, o);
+    } else if (o->ranks > 1) {
         return EEP_FAIL(EEP_ERR_UNSUPPORTED,
                         "launch: this eep was built without MPI and runs on one rank, not %u",
                         o->ranks);
     }
-#endif
     if (is_command(argv[0])) {
         const ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
