@@ -33,6 +33,16 @@ const char *eep_status_text(enum eep_status status)
     return "unknown status";
 }
 
+/* Names from files may hold anything; a message is one line of printable text. */
+static void clean(char *text)
+{
+    for (; *text != '\0'; text++) {
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) {
+            *text = '?';
+        }
+    }
+}
+
 const char *eep_error_text(void)
 {
     return error_text;
@@ -51,6 +61,7 @@ enum eep_status eep_fail(enum eep_status status, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
+    clean(text);
     memcpy(error_text, text, sizeof(text));
     return status;
 }
@@ -66,6 +77,7 @@ enum eep_status eep_fail_context(enum eep_status status, const char *fmt, ...)
     if (used >= 0 && (size_t)used < sizeof(text) - 1) {
         snprintf(text + used, sizeof(text) - (size_t)used, ": %s", error_text);
     }
+    clean(text);
     memcpy(error_text, text, sizeof(text));
     return status;
 }

@@ -99,21 +99,22 @@ static bool ends_cut(const char *text)
     return length >= 3 && strcmp(text + length - 3, "\xef\xbf\xbd") == 0;
 }
 
-/* The new part of a single prompt's text, held back while a character is incomplete. */
+/* The new part of a single prompt's text, held back while a character is incomplete. All of it is
+ * decoded anew, since what a token looks like may depend on those before it. */
 static enum eep_status stream(struct generate *g)
 {
     size_t count;
     char *text;
     const uint32_t *ids = eep_engine_tokens(g->engine, 0, &count);
 
-    EEP_TRY(text_of(g, ids + g->streamed, count - g->streamed, &text));
+    EEP_TRY(text_of(g, ids, count, &text));
     if (text == NULL) {
         for (; g->streamed < count; g->streamed++) {
             printf("%s%" PRIu32, g->streamed > 0 ? "," : "", ids[g->streamed]);
         }
-    } else if (g->ended[0] || !ends_cut(text)) {
-        fputs(text, stdout);
-        g->streamed = count;
+    } else if (strlen(text) > g->streamed && (g->ended[0] || !ends_cut(text))) {
+        fputs(text + g->streamed, stdout);
+        g->streamed = strlen(text);
     }
     free(text);
     return fflush(stdout) == 0

@@ -31,6 +31,13 @@ START_TEST(a_failure_keeps_code_and_text)
 }
 END_TEST
 
+START_TEST(a_text_is_one_printable_line)
+{
+    ck_assert_int_eq(EEP_FAIL(EEP_ERR_IO, "tensor '%s'", "a\nb\033[2J\x7f \xc3\xa9"), EEP_ERR_IO);
+    ck_assert_str_eq(eep_error_text(), "tensor 'a?b?[2J? \xc3\xa9'");
+}
+END_TEST
+
 START_TEST(a_long_text_is_cut)
 {
     char *longest = malloc(3 * EEP_ERROR_TEXT_MAX);
@@ -240,6 +247,7 @@ int main(void)
     int failed;
 
     tcase_add_test(tests, a_failure_keeps_code_and_text);
+    tcase_add_test(tests, a_text_is_one_printable_line);
     tcase_add_test(tests, a_long_text_is_cut);
     tcase_add_test(tests, each_code_tells_what_is_lost);
     tcase_add_test(tests, memory_is_aligned_and_zero);
