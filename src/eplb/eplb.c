@@ -176,9 +176,11 @@ static void set_weights(struct eep_eplb *b, const double *loads, double total)
     int exponent = 0;
 
     (void)frexp(total, &exponent); /* total < 2^exponent; exact, as ldexp() */
-    const double scale = ldexp(1.0, EEP_MIN(EPLB_SCALE_BITS + 1 - exponent, 1000));
+    /* in two steps, since 2^bits may be above the largest number */
+    const int bits = EPLB_SCALE_BITS + 1 - exponent;
+    const double first = ldexp(1.0, bits / 2), second = ldexp(1.0, bits - bits / 2);
     for (uint32_t e = 0; e < b->shape.experts; e++) {
-        b->weight[e] = (int64_t)(loads[e] * scale);
+        b->weight[e] = (int64_t)(loads[e] * first * second);
     }
 }
 
@@ -260,18 +262,28 @@ static double fall(const struct eep_eplb_balance *before, const struct eep_eplb_
     return before->max_load > 0.0 ? (before->max_load - after->max_load) / before->max_load : 0.0;
 }
 
+static bool is_usable(const struct eep_eplb *b, uint32_t slot)
+{
+    const uint32_t seat = b->slot_seat[slot];
+
+    return slot - seat * b->stride < b->seat_slots[seat];
+}
+
+/* No move: the current map, but nothing on failed seats. */
 static void keep(const struct eep_eplb *b, const struct eep_eplb_ask *ask,
                  enum eep_eplb_verdict verdict, int32_t *map_out, struct eep_eplb_result *result)
 {
-    memcpy(map_out, ask->current, b->map_slots * sizeof(*map_out));
+    for (uint32_t p = 0; p < b->map_slots; p++) {
+        map_out[p] = is_usable(b, p) ? ask->current[p] : EEP_NO_EXPERT;
+    }
     result->verdict = verdict;
 }
 
-/* Slots in `current` that the policy would not make: out of range, failed or repeated. */
+/* Does a seat of `current`, whose state this is, have an expert twice? */
 static bool is_flawed(const struct eep_eplb *b, const int32_t *current)
 {
     for (uint32_t p = 0; p < b->map_slots; p++) {
-        if (current[p] != b->in_slot[p]) {
+        if (is_usable(b, p) && current[p] != b->in_slot[p]) {
             return true;
         }
     }
