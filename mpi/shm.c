@@ -80,7 +80,7 @@ static enum eep_status make_file(struct eep_node *node, uint32_t ranks, struct s
         return EEP_FAIL(EEP_ERR_IO, "shared memory: no random numbers for a name: %s",
                         strerror(errno));
     }
-    snprintf(name->path, sizeof(name->path), SHM_DIR "/eep-%u-%016llx", (unsigned)getuid(),
+    snprintf(name->path, sizeof(name->path), SHM_DIR "/eep-node-%u-%016llx", (unsigned)getuid(),
              (unsigned long long)tag);
     node->fd = open(name->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (node->fd < 0) {

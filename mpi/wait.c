@@ -24,7 +24,9 @@
 #define YIELD_NS (2 * EEP_NS_PER_MS) /* then sleep; earlier when crowded */
 #define YIELD_CROWDED_NS (EEP_NS_PER_MS / 10)
 #define SLEEP_NS (2 * EEP_NS_PER_MS) /* longest sleep between two looks at the peers */
-#define NAP_NS (EEP_NS_PER_MS / 20)  /* between nodes, where no flag can wake us */
+/* Between nodes no flag can wake us: naps grow with the wait, by a hundredth of it. */
+#define NAP_NS_MIN (EEP_NS_PER_MS / 20)
+#define NAP_NS_MAX EEP_NS_PER_MS
 #define PEERS_NS (2 * EEP_NS_PER_MS) /* between two looks at the peers */
 
 static void cpu_relax(void)
@@ -61,9 +63,10 @@ static void sleep_on_node(struct eep_world *world, struct eep_wait *wait)
     atomic_fetch_sub_explicit(&head->sleepers, 1, memory_order_relaxed);
 }
 
-static void nap(void)
+static void nap(uint64_t waited_ns)
 {
-    const struct timespec limit = {.tv_nsec = NAP_NS};
+    const uint64_t ns = EEP_MIN(EEP_MAX(waited_ns / 100, NAP_NS_MIN), NAP_NS_MAX);
+    const struct timespec limit = {.tv_nsec = (long)ns};
 
     (void)nanosleep(&limit, NULL);
 }
@@ -124,7 +127,7 @@ static enum eep_status wait_long(struct eep_world *world, struct eep_wait *wait)
         if (now - start < yield_ns) {
             sched_yield();
         } else if (between_nodes) {
-            nap();
+            nap(now - start);
         } else {
             sleep_on_node(world, wait);
         }

@@ -3,6 +3,7 @@
  * scripts/mpi-run:
  *
  *     exchange_test [rounds]              control collectives and exchanges, every byte checked
+ *     exchange_test idle                  ranks that wait for a late one must not burn a core
  *     exchange_test kill|exit|fail|stop RANK ROUND
  *                                         rank RANK goes in round ROUND; the others must fail
  *
@@ -331,6 +332,47 @@ static enum eep_status test_all(uint64_t rounds)
     return test_control();
 }
 
+/* ---- idle ---- */
+
+static double cpu_s(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* Rank 0 is late by 1.5 s for a control collective, then for a dispatch. */
+static enum eep_status test_idle(void)
+{
+    const struct shape shape = {16, 4, 512, 512};
+    const struct eep_exchange_params params = {shape.max_tokens, shape.top_k, shape.x_row_bytes,
+                                               shape.y_row_bytes};
+    struct eep_exchange *exchange;
+    struct plan plan;
+    const void *rows[64];
+    uint32_t all[64];
+
+    alloc_plan(&shape, &plan);
+    EEP_TRY(xport->ops->exchange_open(xport, &params, &exchange));
+    for (int turn = 0; turn < 2; turn++) {
+        const double start = cpu_s();
+
+        if (xport->topo.rank == 0) {
+            usleep(1500000);
+        }
+        if (turn == 0) {
+            EEP_TRY(xport->ops->allgather(xport, "idle", &xport->topo.rank, 4, all));
+        } else {
+            EEP_TRY(run_round(exchange, &shape, 0, &plan, rows));
+        }
+        CHECK(cpu_s() - start < 0.3, "%.2f s of a core in a wait of 1.5 s", cpu_s() - start);
+    }
+    xport->ops->exchange_close(exchange);
+    free_plan(&plan);
+    return EEP_OK;
+}
+
 /* ---- losses ---- */
 
 static void go(const char *how)
@@ -382,8 +424,9 @@ int main(int argc, char **argv)
         return 1;
     }
     check_topology(node_size != NULL ? (uint32_t)atoi(node_size) : 0);
-    status = argc > 3 ? test_loss(argv[1], (uint32_t)atoi(argv[2]), (uint64_t)atoll(argv[3]))
-                      : test_all(argc > 1 ? (uint64_t)atoll(argv[1]) : 40);
+    status = argc > 1 && strcmp(argv[1], "idle") == 0 ? test_idle()
+             : argc > 3 ? test_loss(argv[1], (uint32_t)atoi(argv[2]), (uint64_t)atoll(argv[3]))
+                        : test_all(argc > 1 ? (uint64_t)atoll(argv[1]) : 40);
     if (status != EEP_OK) {
         eep_log(EEP_LOG_ERROR, "%s", eep_error_text());
     } else if (xport->topo.rank == 0) {
