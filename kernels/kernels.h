@@ -144,12 +144,12 @@ struct eep_attention {
     const struct eep_kv_layer *cache;
     const struct eep_attention_seq *seqs;
     size_t seq_count;
-    uint32_t heads;       /* a multiple of kv_heads; head h reads KV head h / (heads / kv_heads) */
-    float scale;          /* scores are multiplied by it */
-    uint32_t window;      /* a row sees itself and the window - 1 positions before it; 0 = all */
-    const float *q;       /* (rows, heads * head_dim) */
+    uint32_t heads;  /* a multiple of kv_heads; head h reads KV head h / (heads / kv_heads) */
+    float scale;     /* scores are multiplied by it */
+    uint32_t window; /* a row sees itself and the window - 1 positions before it; 0 = all */
+    const float *q;  /* (rows, heads * head_dim) */
     size_t q_stride;
-    float *out;           /* (rows, heads * head_dim) */
+    float *out; /* (rows, heads * head_dim) */
     size_t out_stride;
     void *scratch;        /* attention_scratch_bytes() bytes, aligned to a cache line */
     uint32_t max_context; /* as given to attention_scratch_bytes() */
@@ -204,8 +204,8 @@ struct eep_kernels {
     void (*add)(float *x, size_t x_stride, const float *y, size_t y_stride, size_t rows, size_t n);
 
     /** x[r] += sigmoid(gate[r * gate_stride]) * y[r]: a gated shared expert (Qwen2-MoE). */
-    void (*add_gated)(float *x, size_t x_stride, const float *y, size_t y_stride,
-                      const float *gate, size_t gate_stride, size_t rows, size_t n);
+    void (*add_gated)(float *x, size_t x_stride, const float *y, size_t y_stride, const float *gate,
+                      size_t gate_stride, size_t rows, size_t n);
 
     /**
      * out[t] = sum over j of weights[t][j] * rows[t][j], j ascending, from +0 by fma: the combine

@@ -51,23 +51,23 @@ enum eep_engine_field {
 
 /** How to make an engine. Strings are copied. */
 struct eep_engine_params {
-    uint64_t fields;      /**< of enum eep_engine_field: which of the fields below count */
-    const char *model;    /**< a Hugging Face model directory; always needed */
-    uint32_t redundant;   /**< extra expert slots of each MoE layer, for replicas; default 0 */
-    const char *layout;   /**< file with an explicit initial layout; excludes `redundant` */
+    uint64_t fields;           /**< of enum eep_engine_field: which of the fields below count */
+    const char *model;         /**< a Hugging Face model directory; always needed */
+    uint32_t redundant;        /**< extra expert slots of each MoE layer, for replicas; default 0 */
+    const char *layout;        /**< file with an explicit initial layout; excludes `redundant` */
     uint32_t max_batch_tokens; /**< rows of one rank in one step: the chunk of long prompts;
                                     default 512 */
     uint32_t max_sequences;    /**< requests that one rank runs at a time; default 64 */
-    uint64_t kv_tokens;   /**< positions of one rank's KV cache; default: what the requests that
-                               were submitted before loading need, or 16384 if there are none */
-    uint32_t threads;     /**< per rank; default: the cores that the launcher gave this rank, else
-                               the machine's cores over its ranks */
-    const char *kernels;  /**< "ref", "avx2", "avx512", "neon" or "auto", the default */
-    uint32_t node_size;   /**< every so many ranks count as one node; default: real nodes */
+    uint64_t kv_tokens;  /**< positions of one rank's KV cache; default: what the requests that
+                              were submitted before loading need, or 16384 if there are none */
+    uint32_t threads;    /**< per rank; default: the cores that the launcher gave this rank, else
+                              the machine's cores over its ranks */
+    const char *kernels; /**< "ref", "avx2", "avx512", "neon" or "auto", the default */
+    uint32_t node_size;  /**< every so many ranks count as one node; default: real nodes */
     /** Called while loading with bytes done of bytes in all on this rank; any may be NULL. */
     void (*progress)(void *context, uint64_t done, uint64_t total);
     void *progress_context;
-    uint64_t timeout_ns;  /**< longest wait for another rank; default 300 s */
+    uint64_t timeout_ns; /**< longest wait for another rank; default 300 s */
     /** Called when eep_engine_create() fails, before this rank leaves the others: the place for a
      *  program to say eep_error_text(), since a launcher may end the job, and drop its output,
      *  as soon as one rank has ended. */
@@ -112,16 +112,15 @@ EEP_API uint32_t eep_engine_max_positions(const struct eep_engine *engine);
  *
  * @param ids_out  owned by the caller, free() it
  */
-EEP_API enum eep_status eep_engine_encode(struct eep_engine *engine, const char *text,
-                                          size_t bytes, uint32_t **ids_out, size_t *count_out);
+EEP_API enum eep_status eep_engine_encode(struct eep_engine *engine, const char *text, size_t bytes,
+                                          uint32_t **ids_out, size_t *count_out);
 
 /** Ids to text without special tokens; NUL-terminated, owned by the caller, free() it. Local. */
 EEP_API enum eep_status eep_engine_decode(struct eep_engine *engine, const uint32_t *ids,
                                           size_t count, char **text_out);
 
 /** Copy `bytes` bytes of rank 0 to all ranks. Collective. */
-EEP_API enum eep_status eep_engine_broadcast(struct eep_engine *engine, void *buffer,
-                                             size_t bytes);
+EEP_API enum eep_status eep_engine_broadcast(struct eep_engine *engine, void *buffer, size_t bytes);
 
 /**
  * Agree on a status: EEP_OK if all ranks say so, else the first failing rank's status and text on
@@ -164,11 +163,11 @@ enum eep_event_kind {
 
 struct eep_event {
     enum eep_event_kind kind;
-    uint64_t request;   /**< its id */
-    uint32_t token;     /**< EEP_EVENT_TOKEN */
-    double nll;         /**< EEP_EVENT_DONE of a scored request: sum over tokens 1 .. n-1, natural
-                             logarithm */
-    char reason[128];   /**< EEP_EVENT_FAILED */
+    uint64_t request; /**< its id */
+    uint32_t token;   /**< EEP_EVENT_TOKEN */
+    double nll;       /**< EEP_EVENT_DONE of a scored request: sum over tokens 1 .. n-1, natural
+                           logarithm */
+    char reason[128]; /**< EEP_EVENT_FAILED */
 };
 
 /**
@@ -203,7 +202,7 @@ struct eep_rank_memory {
     uint64_t buffers;  /**< activations, dispatch and combine, at most */
     uint64_t resident; /**< what the process really holds now */
     uint32_t node;
-    uint32_t experts;  /**< experts held, replicas and layers counted */
+    uint32_t experts; /**< experts held, replicas and layers counted */
 };
 
 /** What runs here; see eep_engine_facts(). */
@@ -214,9 +213,9 @@ struct eep_engine_facts {
     uint32_t layers, moe_layers, experts, top_k;
     uint32_t seats, slots_per_seat, redundant;
     uint64_t prompt_tokens, generated_tokens; /**< of all ranks so far */
-    uint64_t prompt_ns;     /**< time of steps that took prompt tokens */
-    uint64_t generation_ns; /**< time of the other steps */
-    uint64_t generation_step_tokens; /**< tokens of those other steps */
+    uint64_t prompt_ns;                       /**< time of steps that took prompt tokens */
+    uint64_t generation_ns;                   /**< time of the other steps */
+    uint64_t generation_step_tokens;          /**< tokens of those other steps */
     uint64_t steps;
     uint64_t load_ns;
     const struct eep_rank_memory *memory; /**< (ranks), owned by the engine */

@@ -6,11 +6,11 @@ static const struct {
     const char *name;
     size_t bytes;
 } dtypes[EEP_DTYPE_COUNT] = {
-    [EEP_F32] = {"F32", 4},         [EEP_BF16] = {"BF16", 2},       [EEP_F16] = {"F16", 2},
-    [EEP_F64] = {"F64", 8},         [EEP_F8_E4M3] = {"F8_E4M3", 1}, [EEP_F8_E5M2] = {"F8_E5M2", 1},
-    [EEP_I64] = {"I64", 8},         [EEP_I32] = {"I32", 4},         [EEP_I16] = {"I16", 2},
-    [EEP_I8] = {"I8", 1},           [EEP_U64] = {"U64", 8},         [EEP_U32] = {"U32", 4},
-    [EEP_U16] = {"U16", 2},         [EEP_U8] = {"U8", 1},           [EEP_BOOL] = {"BOOL", 1},
+    [EEP_F32] = {"F32", 4}, [EEP_BF16] = {"BF16", 2},       [EEP_F16] = {"F16", 2},
+    [EEP_F64] = {"F64", 8}, [EEP_F8_E4M3] = {"F8_E4M3", 1}, [EEP_F8_E5M2] = {"F8_E5M2", 1},
+    [EEP_I64] = {"I64", 8}, [EEP_I32] = {"I32", 4},         [EEP_I16] = {"I16", 2},
+    [EEP_I8] = {"I8", 1},   [EEP_U64] = {"U64", 8},         [EEP_U32] = {"U32", 4},
+    [EEP_U16] = {"U16", 2}, [EEP_U8] = {"U8", 1},           [EEP_BOOL] = {"BOOL", 1},
 };
 
 size_t eep_dtype_bytes(enum eep_dtype dtype)
@@ -29,8 +29,7 @@ const char *eep_dtype_name(enum eep_dtype dtype)
  * A small float with `exponent_bits` and `mantissa_bits` as a float32. Subnormals are scaled by a
  * power of two, which is exact. `all_ones_special`: the largest exponent means infinity and NaN.
  */
-static float small_float(uint32_t bits, int exponent_bits, int mantissa_bits,
-                         int all_ones_special)
+static float small_float(uint32_t bits, int exponent_bits, int mantissa_bits, int all_ones_special)
 {
     const int bias = (1 << (exponent_bits - 1)) - 1;
     const uint32_t exponent_max = (1u << exponent_bits) - 1;

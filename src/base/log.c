@@ -48,9 +48,9 @@ void eep_log(enum eep_log_level level, const char *fmt, ...)
     if (level > log_level) {
         return;
     }
-    int used = log_rank >= 0 ? snprintf(line, sizeof(line), "eep[%d]: %s: ", log_rank,
-                                        level_names[level])
-                             : snprintf(line, sizeof(line), "eep: %s: ", level_names[level]);
+    int used = log_rank >= 0
+                   ? snprintf(line, sizeof(line), "eep[%d]: %s: ", log_rank, level_names[level])
+                   : snprintf(line, sizeof(line), "eep: %s: ", level_names[level]);
     va_start(args, fmt);
     int more = vsnprintf(line + used, sizeof(line) - (size_t)used - 1, fmt, args);
     va_end(args);

@@ -30,7 +30,8 @@ int eep_tool_failed(void)
 
 void eep_tool_report(enum eep_status status)
 {
-    /* What all ranks agreed on is said by one; a peer that is lost or silent may be just that one. */
+    /* What all ranks agreed on is said by one; a peer that is lost or silent may be just that one.
+     */
     if (status != EEP_OK && (eep_tool_speaks() || status == EEP_ERR_TIMEOUT ||
                              eep_status_lost(status) >= EEP_LOST_PEER)) {
         (void)eep_tool_failed();

@@ -36,8 +36,8 @@ void eep_tool_report(enum eep_status status);
 int eep_tool_end(struct eep_engine *engine, enum eep_status status);
 
 /**
- * Tell `eep launch` this rank's exit status (launch.c); nothing without it. Every rank calls it once,
- * right before it ends.
+ * Tell `eep launch` this rank's exit status (launch.c); nothing without it. Every rank calls it
+ * once, right before it ends.
  */
 void eep_status_file_write(int status);
 
