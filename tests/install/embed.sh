@@ -8,6 +8,12 @@ prefix=$(mktemp -d)
 trap 'rm -rf "$prefix"' EXIT
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 
+# eep.pc holds the prefix that configure was given; this installation lies elsewhere.
+flags()
+{
+    pkg-config --define-variable=prefix="$prefix" "$@" eep
+}
+
 make --no-print-directory -s -C "$EEP_BUILD" install prefix="$prefix" >/dev/null
 find "$prefix" -type f | LC_ALL=C sort | sed "s|^$prefix/|installed |"
 
@@ -15,17 +21,17 @@ find "$prefix" -type f | LC_ALL=C sort | sed "s|^$prefix/|installed |"
 for header in "$prefix"/include/eep/*.h; do
     echo "#include <eep/${header##*/}>" >"$prefix/header.c"
     # shellcheck disable=SC2046 # words
-    gcc -std=c11 -pedantic -Wall -Wextra -Werror -fsyntax-only $(pkg-config --cflags eep) \
+    gcc -std=c11 -pedantic -Wall -Wextra -Werror -fsyntax-only $(flags --cflags) \
         "$prefix/header.c"
     if command -v g++ >/dev/null; then
         # shellcheck disable=SC2046 # words
-        g++ -x c++ -Wall -Wextra -Werror -fsyntax-only $(pkg-config --cflags eep) "$prefix/header.c"
+        g++ -x c++ -Wall -Wextra -Werror -fsyntax-only $(flags --cflags) "$prefix/header.c"
     fi
 done
 
 # shellcheck disable=SC2046 # words
 gcc -Wall -Wextra -Werror -o "$prefix/embed" "$EEP_SRC/tests/install/embed.c" \
-    $(pkg-config --cflags --libs eep) -Wl,-rpath,"$prefix/lib"
+    $(flags --cflags --libs) -Wl,-rpath,"$prefix/lib"
 embedded=$("$prefix/embed" "$model" | paste -sd,)
 echo "embedded: $embedded"
 
