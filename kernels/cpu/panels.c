@@ -22,8 +22,11 @@
 #define BLOCK_K_BF16 256
 #define BLOCK_K_F32 128
 
-/* 4 to 12 KiB are best: less comes too late, more pushes out what is in use. */
-#define AHEAD_BYTES 8192
+/*
+ * Less than 4 KiB comes too late, more than 12 pushes out what is in use. Multiples of 4 KiB are
+ * worse by 1 %: the same sets of the cache.
+ */
+#define AHEAD_BYTES 9216
 
 #define X_FLOATS (EEP_CPU_CHUNK_ROWS * EEP_TILE_STRIDE)
 #define C_FLOATS (EEP_CPU_GROUP_PANELS * EEP_CPU_CHUNK_ROWS * EEP_PANEL)

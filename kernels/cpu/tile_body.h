@@ -64,9 +64,14 @@ static inline __attribute__((always_inline)) void tile_part(const struct eep_cpu
         const char *ahead = (const char *)t->ahead[piece] + ahead_from;
 
         for (size_t k = 0; k < k_end; k++) {
-            v_prefetch(ahead);
-            if (!bf16) {
-                v_prefetch(ahead + EEP_CACHE_LINE); /* a line of the panel is two cache lines */
+            if (bf16) {
+                v_prefetch(ahead);
+            } else if (rows > 1) {
+                v_prefetch(ahead); /* a line of the panel is two cache lines */
+                v_prefetch(ahead + EEP_CACHE_LINE);
+            } else { /* nothing but reading: the second cache takes more at a time, +1 % */
+                v_prefetch_l2(ahead);
+                v_prefetch_l2(ahead + EEP_CACHE_LINE);
             }
             ahead += ahead_step;
             UNROLL for (int j = 0; j < pairs; j++)

@@ -104,5 +104,6 @@ static inline vf v_bf16_load(const uint16_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 #define v_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
+#define v_prefetch_l2(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 
 #endif

@@ -110,5 +110,6 @@ static inline vf v_bf16_load(const uint16_t *p)
 }
 /* Not a function: gcc 12 takes one that only prefetches for one without effect, and drops it. */
 #define v_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
+#define v_prefetch_l2(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 
 #endif

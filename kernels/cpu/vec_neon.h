@@ -99,5 +99,6 @@ static inline vf v_bf16_load(const uint16_t *p)
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
 #define v_prefetch(p) __builtin_prefetch((p), 0, 3)
+#define v_prefetch_l2(p) __builtin_prefetch((p), 0, 2)
 
 #endif
