@@ -33,9 +33,26 @@ same()
     fi
 }
 
-same eep-generate.1 generate
-same eep-eval.1 eval
-same eep-bench.1 'bench moe' 'bench dispatch' 'bench model'
-same eep-launch.1 launch
+# The names that a help text lists: two spaces, the name, at least two spaces, what it does.
+names_in_help()
+{
+    "$EEP_BUILD/eep" "$@" --help | sed -n '/^options:/q; s/^  \([a-z][a-z-]*\)   *.*/\1/p'
+}
+
+commands=$(names_in_help)
+[ -n "$commands" ] || { echo "eep --help lists no commands" && exit 1; }
+for command in $commands; do
+    if [ ! -f "$EEP_SRC/doc/man/eep-$command.1" ]; then
+        echo "there is no man page of eep $command"
+        failed=$((failed + 1))
+        continue
+    fi
+    subcommands=()
+    for name in $(names_in_help "$command"); do
+        subcommands+=("$command $name")
+    done
+    [ "${#subcommands[@]}" -gt 0 ] || subcommands=("$command")
+    same "eep-$command.1" "${subcommands[@]}"
+done
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ]
