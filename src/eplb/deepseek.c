@@ -149,10 +149,10 @@ static enum eep_status check_division(const struct eep_eplb *b, const struct eep
 
     if (shape->slots % shape->seats != 0) {
         return EEP_FAIL(EEP_ERR_INVALID,
-                        "policy deepseek: %u slots do not divide by %u ranks; %u experts need %u "
-                        "redundant slots, not %u",
-                        shape->slots, shape->seats, shape->experts,
-                        eep_eplb_map_slots(shape) - shape->experts, shape->slots - shape->experts);
+                        "policy deepseek: %u slots do not divide by %u ranks: %u experts and %u "
+                        "redundant slots; the next count that fits is %u redundant",
+                        shape->slots, shape->seats, shape->experts, shape->slots - shape->experts,
+                        eep_eplb_map_slots(shape) - shape->experts);
     }
     if (ask->failed != NULL && d.seats < shape->seats) {
         d.groups = d.nodes = 1;

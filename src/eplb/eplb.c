@@ -279,17 +279,6 @@ static void keep(const struct eep_eplb *b, const struct eep_eplb_ask *ask,
     result->verdict = verdict;
 }
 
-/* Does a seat of `current`, whose state this is, have an expert twice? */
-static bool is_flawed(const struct eep_eplb *b, const int32_t *current)
-{
-    for (uint32_t p = 0; p < b->map_slots; p++) {
-        if (is_usable(b, p) && current[p] != b->in_slot[p]) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* How near the lower bound is near enough: a fresh map costs nothing but time, moves cost copies.
  */
 static int64_t fresh_target(const struct eep_eplb *b)
@@ -316,10 +305,9 @@ static void plan_moves(struct eep_eplb *b, const struct eep_eplb_ask *ask, bool 
                        int32_t *map_out, struct eep_eplb_result *result)
 {
     eplb_set_map(b, ask->current);
-    const bool flawed = is_flawed(b, ask->current);
     const uint32_t copies_before = b->copies;
     eplb_repair(b);
-    const bool repaired = flawed || b->copies != copies_before;
+    const bool repaired = b->copies != copies_before;
     b->thrifty = true;
     const bool near = eplb_max_load(b) <= moves_target(b);
     if (!few && !near) {

@@ -65,7 +65,8 @@ struct eep_eplb_ask {
 enum eep_eplb_verdict {
     EEP_EPLB_FRESH,     /* there was no current map */
     EEP_EPLB_MOVED,     /* the new map is better by at least min_gain */
-    EEP_EPLB_REPAIRED,  /* experts had no live slot or a rule was broken; balanced as well */
+    EEP_EPLB_REPAIRED,  /* experts had no live slot, or were on one node without need;
+                           balanced as well */
     EEP_EPLB_NO_LOAD,   /* nothing was counted: current kept */
     EEP_EPLB_FEW,       /* less than min_total was counted: current kept */
     EEP_EPLB_BALANCED,  /* current is at the lower bound already */

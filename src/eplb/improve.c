@@ -14,7 +14,9 @@
 #include "base/rng.h"
 #include "eplb/eplb_int.h"
 
-#define WORK_MAX 80000u /* units of about 1.5 ns */
+/* Units of about 1.5 ns; with a budget moves are rarer and cost more. */
+#define WORK_MAX 80000u
+#define WORK_MAX_THRIFTY 55000u
 #define WORK_PER_MOVE 60u
 #define HALVINGS 6
 
@@ -23,6 +25,11 @@ struct best {
     int64_t max_load;
     uint32_t copies;
 };
+
+static uint64_t work_max(const struct eep_eplb *b)
+{
+    return b->thrifty ? WORK_MAX_THRIFTY : WORK_MAX;
+}
 
 /* Back to a map. */
 static void restart(struct eep_eplb *b, const int32_t *map)
@@ -69,7 +76,7 @@ static void search_goal(struct eep_eplb *b, int64_t target, bool eager, struct b
 {
     int64_t low = target, high = best->max_load;
 
-    for (int i = 0; i < HALVINGS && high - low > target / 4096 && b->work < WORK_MAX; i++) {
+    for (int i = 0; i < HALVINGS && high - low > target / 4096 && b->work < work_max(b); i++) {
         const int64_t goal = low + (high - low) / 2;
 
         restart(b, b->other);
@@ -119,7 +126,7 @@ static void kick(struct eep_eplb *b)
 
 static void search_around(struct eep_eplb *b, int64_t target, struct best *best)
 {
-    while (best->max_load > target && b->work < WORK_MAX) {
+    while (best->max_load > target && b->work < work_max(b)) {
         if (draw(b, 4) != 0) {
             restart(b, b->best);
         }

@@ -12,6 +12,7 @@ static const struct eep_command_help help = {
     .summary = "Measure a part of eep beside the limits of this machine, in one run.\n\n"
                "  moe        the MoE block against read bandwidth and FMA peak\n"
                "  dispatch   dispatch and combine against MPI_Alltoallv and plain copies\n"
+               "  eplb       the balancer against its bars\n"
                "  model      prompt and generation speed of a whole checkpoint\n\n"
                "`eep bench NAME --help` tells a benchmark's options.",
 };
@@ -22,6 +23,7 @@ static const struct {
 } benches[] = {
     {"moe", eep_bench_moe},
     {"dispatch", eep_bench_dispatch},
+    {"eplb", eep_bench_eplb},
     {"model", eep_bench_model},
 };
 

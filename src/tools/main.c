@@ -13,6 +13,7 @@ static const struct eep_command_help help = {
                "  generate   text from a checkpoint\n"
                "  eval       perplexity of a text\n"
                "  bench      measure a part beside this machine's limits\n"
+               "  layout     plan expert layouts and look at them, without a model\n"
                "  launch     start a command on several ranks\n\n"
                "`eep COMMAND --help` tells a command's options. Under mpirun every rank is one\n"
                "process of the same command; without it eep is a single rank.",
@@ -30,6 +31,7 @@ static const struct {
     {"generate", eep_cmd_generate},
     {"eval", eep_cmd_eval},
     {"bench", eep_cmd_bench},
+    {"layout", eep_cmd_layout},
     {"launch", eep_cmd_launch},
 };
 

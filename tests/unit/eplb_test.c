@@ -177,10 +177,14 @@ START_TEST(the_compatible_policy_names_the_count_that_fits)
     struct bench b = make_bench((struct eep_eplb_shape){5, 5, 2, 1, 1});
     const struct eep_eplb_ask ask = {.policy = EEP_EPLB_DEEPSEEK, .loads = loads};
 
-    ck_refused(&b, &ask, "5 slots do not divide by 2 ranks; 5 experts need 1 redundant");
+    ck_refused(&b, &ask,
+               "5 slots do not divide by 2 ranks: 5 experts and 0 redundant slots; the next count "
+               "that fits is 1 redundant");
     free_bench(&b);
     b = make_bench((struct eep_eplb_shape){4, 4, 6, 1, 1});
-    ck_refused(&b, &ask, "4 slots do not divide by 6 ranks; 4 experts need 2 redundant");
+    ck_refused(&b, &ask,
+               "4 slots do not divide by 6 ranks: 4 experts and 0 redundant slots; the next count "
+               "that fits is 2 redundant");
     free_bench(&b);
     b = make_bench((struct eep_eplb_shape){8, 12, 3, 2, 2});
     ck_refused(&b, &ask, "3 ranks do not divide by 2 nodes");
