@@ -67,7 +67,7 @@ static void weighted_sum(enum eep_dtype dtype, const void *const *rows, const fl
 
 const struct eep_kernels PASTE(eep_kernels_, BACKEND) = {
     .name = TEXT(BACKEND),
-    .pack = eep_ref_pack,
+    .pack = eep_cpu_pack,
     .gemm = gemm,
     .ffn_scratch_bytes = eep_cpu_ffn_scratch_bytes,
     .ffn = ffn,

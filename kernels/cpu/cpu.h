@@ -84,7 +84,9 @@ struct eep_cpu_isa {
     const struct eep_cpu_rows *rows;
 };
 
-/* gemm.c, ffn.c */
+/* pack.c, gemm.c, ffn.c */
+void eep_cpu_pack(enum eep_dtype dtype, size_t n, size_t k, enum eep_dtype src_dtype,
+                  const void *src, void *dst, size_t panel_step);
 void eep_cpu_gemm(const struct eep_cpu_isa *isa, const struct eep_gemm *gemm);
 size_t eep_cpu_ffn_scratch_bytes(size_t rows, size_t width);
 void eep_cpu_ffn(const struct eep_cpu_isa *isa, const struct eep_ffn *ffn);

@@ -1,6 +1,6 @@
 /*
- * Packing: weights into panels, K and V rows into the blocks of the cache. Both only move (or
- * exactly widen) values, so all backends share them.
+ * Packing of the reference backend, and storing K and V rows into the blocks of the cache, which
+ * all backends share. Both only move values, or widen them exactly.
  */
 #include <string.h>
 

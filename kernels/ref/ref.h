@@ -1,5 +1,4 @@
-/* What the files of the reference backend share; pack() and kv_store() only move data and serve
- * all. */
+/* What the files of the reference backend share; kv_store() only moves data and serves all. */
 #ifndef EEP_KERNELS_REF_H
 #define EEP_KERNELS_REF_H
 
