@@ -28,14 +28,11 @@ static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
 } commands[] = {
-    {"generate", eep_cmd_generate},
-    {"eval", eep_cmd_eval},
-    {"bench", eep_cmd_bench},
-    {"layout", eep_cmd_layout},
-    {"launch", eep_cmd_launch},
+    {"generate", eep_cmd_generate}, {"eval", eep_cmd_eval},     {"bench", eep_cmd_bench},
+    {"layout", eep_cmd_layout},     {"launch", eep_cmd_launch},
 };
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     bool version = false;
     const struct eep_opt opts[] = {
@@ -63,11 +60,17 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
         if (strcmp(argv[1], commands[i].name) == 0) {
-            const int status = commands[i].run(argc - 1, argv + 1);
-
-            eep_status_file_write(status);
-            return status;
+            return commands[i].run(argc - 1, argv + 1);
         }
     }
     return eep_opts_wrong(&help, "there is no command '%s'", argv[1]);
+}
+
+int main(int argc, char **argv)
+{
+    const int status = run(argc, argv);
+
+    eep_status_file_write(status);
+    eep_tool_linger(status);
+    return status;
 }

@@ -1,11 +1,18 @@
 #include "tools/tools.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 
-bool eep_tool_speaks(void)
+#define LINGER_FIRST_NS (20 * EEP_NS_PER_MS)
+#define LINGER_OTHERS_NS (300 * EEP_NS_PER_MS)
+
+/* This process's rank as a launcher tells it; NULL without one. */
+static const char *launched_rank(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
                                         "SLURM_PROCID"};
@@ -14,10 +21,27 @@ bool eep_tool_speaks(void)
         const char *rank = getenv(names[i]);
 
         if (rank != NULL) {
-            return strcmp(rank, "0") == 0;
+            return rank;
         }
     }
-    return true;
+    return NULL;
+}
+
+bool eep_tool_speaks(void)
+{
+    const char *rank = launched_rank();
+
+    return rank == NULL || strcmp(rank, "0") == 0;
+}
+
+void eep_tool_linger(int exit_status)
+{
+    struct timespec time = {.tv_nsec = eep_tool_speaks() ? LINGER_FIRST_NS : LINGER_OTHERS_NS};
+
+    if (exit_status != EEP_EXIT_OK && launched_rank() != NULL) {
+        fflush(NULL);
+        (void)nanosleep(&time, NULL);
+    }
 }
 
 int eep_tool_failed(void)
