@@ -107,6 +107,18 @@ uint32_t eep_ulfm_failed_rank(struct eep_world *world);
 /** Whether an MPI return code tells of a lost peer. */
 bool eep_ulfm_is_loss(int error_class);
 
+/* ---- start.c ---- */
+
+/** True if the environment says that a launcher started this process. */
+bool eep_start_launched(void);
+
+/** MPI_Init_thread with eep's settings. */
+EEP_MUST_CHECK enum eep_status eep_start_mpi(void);
+
+/** End the process with `exit_status` unless eep_watch_end() is called in time. */
+void eep_watch_begin(const char *what, uint64_t limit_ns, int exit_status);
+void eep_watch_end(void);
+
 /* ---- world.c ---- */
 
 /** Turn an MPI return code into our status; "MPI_X" in `call`. */

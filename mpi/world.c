@@ -9,11 +9,11 @@
 
 #include <errno.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -21,47 +21,15 @@
 #include "mpi_int.h"
 
 #define DEFAULT_TIMEOUT_S 600.0
+#define START_NS (120 * EEP_NS_PER_S) /* for MPI to start */
+#define FINALIZE_NS (30 * EEP_NS_PER_S)
 /* How long a failing rank waits for the others to fail too. */
 #define LEAVE_NS (500 * EEP_NS_PER_MS)
 /* How long it stays after a death, so that all see that before the job ends. */
 #define LINGER_NS (200 * EEP_NS_PER_MS)
 #define LEAVE_TAG 1 /* on the control communicator, where there are no other messages */
 
-/* ---- settings ---- */
-
-/* What eep wants of Open MPI unless the user says otherwise. Naming the transports skips a
- * search for networks that takes over a second; the rest is what survives the loss of a rank.
- */
-static const struct {
-    const char *name, *value;
-} mca_defaults[] = {
-    {"OMPI_MCA_pml", "ob1"},  {"OMPI_MCA_btl", "self,sm,tcp"},      {"OMPI_MCA_coll", "^han"},
-    {"OMPI_MCA_osc", "^ucx"}, {"OMPI_MCA_async_mpi_finalize", "1"},
-};
-
-static bool launched(void)
-{
-    static const char *const names[] = {"PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (getenv(names[i]) != NULL) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void set_mca_defaults(void)
-{
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-
-    for (size_t i = 0; i < sizeof(mca_defaults) / sizeof(mca_defaults[0]); i++) {
-        (void)setenv(mca_defaults[i].name, mca_defaults[i].value, 0);
-    }
-    if (local != NULL && atol(local) > sysconf(_SC_NPROCESSORS_ONLN)) {
-        (void)setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-    }
-}
+/* ---- parameters ---- */
 
 static enum eep_status env_number(const char *name, double least, double most, double *value)
 {
@@ -380,9 +348,11 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
         return; /* the world's memory is left to the process's end, as are MPI's objects */
     }
     eep_node_close(world);
+    eep_watch_begin("ending MPI", FINALIZE_NS, status == EEP_OK ? 0 : 1);
     (void)MPI_Comm_free(&world->data);
     (void)MPI_Comm_free(&world->control);
     (void)MPI_Finalize();
+    eep_watch_end();
     free_world(world);
 }
 
@@ -402,24 +372,6 @@ static const struct eep_xport_ops mpi_ops = {
     .close = world_close,
 };
 
-static enum eep_status start_mpi(void)
-{
-    int initialized = 0, provided;
-
-    (void)MPI_Initialized(&initialized);
-    if (initialized) {
-        return EEP_FAIL(EEP_ERR_FATAL, "MPI was started before; eep must start it itself");
-    }
-    set_mca_defaults();
-    (void)signal(SIGPIPE, SIG_IGN); /* else a write to a dead peer's socket ends this process */
-    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
-        return EEP_FAIL(EEP_ERR_FATAL, "MPI cannot be started (MPI_Init_thread failed)");
-    }
-    (void)MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    (void)MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
-    return EEP_OK;
-}
-
 static enum eep_status make_communicators(struct eep_world *world)
 {
     int rank, size;
@@ -437,7 +389,6 @@ static enum eep_status make_communicators(struct eep_world *world)
 
 static enum eep_status join(struct eep_world *world, uint32_t node_size)
 {
-    EEP_TRY(make_communicators(world));
     world->ulfm = eep_ulfm_active();
     if (!world->ulfm && world->xport.topo.rank == 0 && world->xport.topo.size > 1) {
         eep_log(EEP_LOG_WARN, "fault tolerance is off: the loss of a rank ends the job (start with "
@@ -457,7 +408,7 @@ enum eep_status eep_world_open(const struct eep_world_params *params, struct eep
     uint64_t timeout_ns;
 
     EEP_TRY(read_params(params, &node_size, &timeout_ns));
-    if (!launched()) {
+    if (!eep_start_launched()) {
         return eep_loopback_open(xport_out);
     }
     EEP_TRY(eep_mem_alloc(1, sizeof(*world), "the ranks' connections", &world));
@@ -466,12 +417,18 @@ enum eep_status eep_world_open(const struct eep_world_params *params, struct eep
                                 .data = MPI_COMM_NULL,
                                 .timeout_ns = timeout_ns,
                                 .node = {.fd = -1}};
-    enum eep_status status = start_mpi();
+    eep_watch_begin("starting MPI", EEP_MIN(timeout_ns, START_NS), 1);
+    enum eep_status status = eep_start_mpi();
     if (status != EEP_OK) {
+        eep_watch_end();
         eep_mem_free(world);
         return status;
     }
-    status = join(world, node_size);
+    status = make_communicators(world);
+    eep_watch_end();
+    if (status == EEP_OK) {
+        status = join(world, node_size);
+    }
     if (status != EEP_OK) {
         world_close(&world->xport, status);
         return status;
