@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,10 +111,27 @@ static void add(struct words *words, const char *word)
     words->list[words->count++] = word;
 }
 
-/* One rank per core: mpirun binds each to its core. Else eep shares the cores out itself. */
+static bool cores_have_siblings(void)
+{
+    FILE *file = fopen("/sys/devices/system/cpu/smt/active", "r");
+    int active = 0;
+
+    if (file != NULL) {
+        active = fgetc(file);
+        fclose(file);
+    }
+    return active == '1';
+}
+
+/* As many ranks as cores, all of them ours and without siblings: mpirun binds each rank to its
+ * core. Else nothing is bound, and eep shares the cores out itself. */
 static bool one_per_core(const struct launch_options *o)
 {
-    return o->host == NULL && o->ranks > 1 && (long)o->ranks == sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_set_t allowed;
+
+    return o->host == NULL && o->ranks > 1 && !cores_have_siblings() &&
+           sched_getaffinity(0, sizeof(allowed), &allowed) == 0 &&
+           (long)o->ranks == CPU_COUNT(&allowed) && (long)o->ranks == sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 static void add_launcher(struct words *words, const struct launch_options *o)
