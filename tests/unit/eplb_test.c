@@ -313,11 +313,7 @@ static void check_random(const struct random_case *c)
                                      .failed = c->failed,
                                      .current = current,
                                      .max_copies = c->max_copies};
-    double total = 0.0;
 
-    for (uint32_t e = 0; e < c->shape.experts; e++) {
-        total += c->loads[e];
-    }
     plan(&b, &ask);
     /* a map that is kept may have what came with it */
     const bool kept = b.result.verdict >= EEP_EPLB_NO_LOAD;
