@@ -279,6 +279,17 @@ static void keep(const struct eep_eplb *b, const struct eep_eplb_ask *ask,
     result->verdict = verdict;
 }
 
+/* Does a seat of `current`, whose state this is, have an expert twice? */
+static bool is_flawed(const struct eep_eplb *b, const int32_t *current)
+{
+    for (uint32_t p = 0; p < b->map_slots; p++) {
+        if (is_usable(b, p) && current[p] != b->in_slot[p]) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* How near the lower bound is near enough: a fresh map costs nothing but time, moves cost copies.
  */
 static int64_t fresh_target(const struct eep_eplb *b)
@@ -305,6 +316,7 @@ static void plan_moves(struct eep_eplb *b, const struct eep_eplb_ask *ask, bool 
                        int32_t *map_out, struct eep_eplb_result *result)
 {
     eplb_set_map(b, ask->current);
+    const bool flawed = is_flawed(b, ask->current);
     const uint32_t copies_before = b->copies;
     eplb_repair(b);
     const bool repaired = b->copies != copies_before;
@@ -317,7 +329,7 @@ static void plan_moves(struct eep_eplb *b, const struct eep_eplb_ask *ask, bool 
     eep_eplb_measure(&b->shape, ask->loads, ask->failed, map_out, b->count, NULL, &result->after);
     result->best_gain = fall(&result->before, &result->after);
     result->best_copies = b->copies;
-    if (repaired) {
+    if (repaired || (flawed && result->best_gain >= 0.0)) {
         result->verdict = EEP_EPLB_REPAIRED;
     } else if (result->best_gain > 0.0 && result->best_gain >= ask->min_gain) {
         result->verdict = EEP_EPLB_MOVED;
@@ -342,7 +354,7 @@ static void plan_fresh(struct eep_eplb *b, int32_t *map_out)
 static void plan_eep(struct eep_eplb *b, const struct eep_eplb_ask *ask, bool few, int32_t *map_out,
                      struct eep_eplb_result *result)
 {
-    b->spread = can_spread(b);
+    b->spread = !ask->balance_first && can_spread(b);
     b->max_copies = ask->current != NULL ? ask->max_copies : EEP_EPLB_NO_LIMIT;
     b->work = b->random = 0;
     if (b->spread) {

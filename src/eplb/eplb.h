@@ -60,13 +60,15 @@ struct eep_eplb_ask {
     double min_gain;        /* keep `current` unless the largest seat load falls by at least this
                                part of it; 0 = any gain counts */
     double min_total;       /* keep `current` when fewer tokens were counted in all */
+    bool balance_first;     /* EEP_EPLB_EEP: with slots enough for every expert on two nodes, do not
+                               keep two replicas of each where that costs balance */
 };
 
 enum eep_eplb_verdict {
     EEP_EPLB_FRESH,     /* there was no current map */
     EEP_EPLB_MOVED,     /* the new map is better by at least min_gain */
-    EEP_EPLB_REPAIRED,  /* experts had no live slot, or were on one node without need;
-                           balanced as well */
+    EEP_EPLB_REPAIRED,  /* experts had no live slot, were on one node without need or twice in a
+                           seat; balanced as well */
     EEP_EPLB_NO_LOAD,   /* nothing was counted: current kept */
     EEP_EPLB_FEW,       /* less than min_total was counted: current kept */
     EEP_EPLB_BALANCED,  /* current is at the lower bound already */

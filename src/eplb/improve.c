@@ -42,7 +42,9 @@ static void restart(struct eep_eplb *b, const int32_t *map)
  * when no exchange helps at all. */
 static void descend(struct eep_eplb *b, int64_t goal, bool eager)
 {
-    for (;;) {
+    /* Every move makes the largest loads smaller, so this ends; the limit is for odd loads where it
+     * would end late. Usual are fewer moves than seats times four. */
+    for (uint32_t moves = 0; moves < 16 * b->map_slots; moves++) {
         struct eplb_move best = {.after = eplb_max_load(b)};
         bool found;
 

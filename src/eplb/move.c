@@ -5,6 +5,8 @@
 #include "base/mem.h"
 #include "eplb/eplb_int.h"
 
+#define PARTNERS_MAX 128 /* emptiest seats that an exchange is looked for with */
+
 /* Copies that a change of one pair costs. */
 static int32_t cost_in(const struct eep_eplb *b, uint32_t seat, int32_t expert)
 {
@@ -78,7 +80,7 @@ bool eplb_find_swap(struct eep_eplb *b, int64_t goal, struct eplb_move *best)
     const uint32_t from = eplb_fullest(b);
     bool found = false;
 
-    for (uint32_t i = 0; i + 1 < b->live_seats; i++) {
+    for (uint32_t i = 0; i + 1 < b->live_seats && i < PARTNERS_MAX; i++) {
         const uint32_t to = b->order[i];
 
         if ((b->load[from] + b->load[to]) / 2 >= EEP_MAX(goal, best->after)) {

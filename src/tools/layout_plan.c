@@ -27,7 +27,7 @@ struct options {
     struct eep_u32_list dead;
     uint64_t max_copies, max_copies_total, expert_bytes;
     double min_gain, min_tokens;
-    bool json, verbose;
+    bool balance_first, json, verbose;
 };
 
 struct planned {
@@ -143,6 +143,7 @@ static enum eep_status run(struct planned *p)
         .max_copies = (uint32_t)EEP_MIN(p->opts.max_copies, EEP_EPLB_NO_LIMIT),
         .min_gain = p->opts.min_gain,
         .min_total = p->opts.min_tokens,
+        .balance_first = p->opts.balance_first,
     };
     struct eep_eplb *eplb;
     uint64_t best = UINT64_MAX;
@@ -380,6 +381,8 @@ int eep_layout_plan(int argc, char **argv)
          "keep a layer unless its largest load falls by this part"},
         {"min-tokens", EEP_OPT_DOUBLE, &o->min_tokens, "N",
          "keep a layer when less was counted in it"},
+        {"balance-first", EEP_OPT_FLAG, &o->balance_first, NULL,
+         "not every expert on two nodes, where slots allow\nthat but it costs balance"},
         {"layout-out", EEP_OPT_STRING, &o->layout_out, "FILE", "write the layout for --layout"},
         {"repeats", EEP_OPT_U32, &o->repeats, "N", "runs; the fastest is told (default 3)"},
         {"verbose", EEP_OPT_FLAG, &o->verbose, NULL, "a line per layer"},

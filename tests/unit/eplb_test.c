@@ -420,6 +420,27 @@ START_TEST(any_one_node_may_go_where_slots_allow)
 }
 END_TEST
 
+START_TEST(balance_first_gives_hot_experts_the_slots)
+{
+    double loads[16] = {100.0};
+    struct bench b = make_bench((struct eep_eplb_shape){16, 32, 8, 2, 1});
+    struct eep_eplb_ask ask = {
+        .policy = EEP_EPLB_EEP, .loads = loads, .max_copies = EEP_EPLB_NO_LIMIT};
+
+    for (uint32_t e = 1; e < 16; e++) {
+        loads[e] = 1.0;
+    }
+    plan(&b, &ask);
+    ck_assert_uint_eq(b.result.single_node, 0);
+    ck_assert_uint_eq(b.count[0], 2);
+    ask.balance_first = true;
+    plan(&b, &ask);
+    ck_assert_uint_eq(b.count[0], 8);
+    ck_assert_double_ge(b.result.after.balancedness, 0.95);
+    free_bench(&b);
+}
+END_TEST
+
 /* ---- the true optimum of tiny cases -------------------------------------------------------- */
 
 struct search {
@@ -673,6 +694,7 @@ int main(void)
         any_input_gives_a_map_that_keeps_the_rules,
         the_same_input_gives_the_same_bytes,
         any_one_node_may_go_where_slots_allow,
+        balance_first_gives_hot_experts_the_slots,
         tiny_cases_reach_the_optimum,
         a_second_plan_for_the_same_loads_moves_nothing,
         no_move_pays_is_an_answer_with_numbers,
