@@ -43,6 +43,7 @@ typedef void eep_cpu_tile_fn(const struct eep_cpu_tile *tile);
 struct eep_cpu_tiles {
     unsigned rows;      /* most rows of a tile, <= EEP_TILE_ROWS_MAX */
     unsigned rows_once; /* up to so many it goes over the lines of a panel once, else by parts */
+    unsigned block_f32; /* lines of F32 that are used again and again from near: <= EEP_TILE_K */
     eep_cpu_tile_fn *f32[EEP_TILE_ROWS_MAX + 1];
     eep_cpu_tile_fn *bf16[EEP_TILE_ROWS_MAX + 1];
 };

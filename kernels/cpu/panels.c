@@ -1,12 +1,12 @@
 /*
  * Blocking for the caches, after Goto and van de Geijn (2008), with panels packed once at load:
  *
- *     for a group of 8 panels                 sums of 8 panels x 96 rows stay in the second cache
+ *     for a group of 16 panels                sums of 16 panels x 96 rows stay in the second cache
  *       for a chunk of up to 96 rows
  *         for a stretch of k                  as long as the packed rows have room for
  *           pack the rows                     [block of k][row][EEP_TILE_STRIDE]
  *           for each panel of the group       one linear stream of memory
- *             for each block of k             weights of 16 KiB in the first cache
+ *             for each block of k             weights of 16 or 32 KiB in the first cache
  *               for each tile of rows         sums in registers
  *
  * With few rows the stretch is all of k and the rows are packed once: weights are then read in
@@ -18,9 +18,7 @@
 
 #include <string.h>
 
-/* Lines of a panel in a block: 16 KiB for both types. */
-#define BLOCK_K_BF16 256
-#define BLOCK_K_F32 128
+#define BLOCK_K_BF16 EEP_TILE_K /* lines of a panel in a block: 16 KiB; F32: by instruction set */
 
 /*
  * Less than 4 KiB comes too late, more than 12 pushes out what is in use. Multiples of 4 KiB are
@@ -31,7 +29,7 @@
 #define X_FLOATS (EEP_CPU_CHUNK_ROWS * EEP_TILE_STRIDE)
 #define C_FLOATS (EEP_CPU_GROUP_PANELS * EEP_CPU_CHUNK_ROWS * EEP_PANEL)
 
-/* On the stack of the thread: 200 KiB, no allocation and no sharing. */
+/* On the stack of the thread: 300 KiB, no allocation and no sharing. */
 struct workspace {
     _Alignas(EEP_CACHE_LINE) float x[X_FLOATS];
     _Alignas(EEP_CACHE_LINE) float c[C_FLOATS];
@@ -155,7 +153,7 @@ static void run_chunk(const struct eep_cpu_product *product, struct workspace *s
         .panels = panels,
         .row = row,
         .rows = rows,
-        .block_k = f32 ? BLOCK_K_F32 : BLOCK_K_BF16,
+        .block_k = f32 ? product->isa->tiles->block_f32 : BLOCK_K_BF16,
         .line_bytes = EEP_PANEL * (f32 ? sizeof(float) : sizeof(uint16_t)),
     };
     size_t k_max = X_FLOATS / (rows * EEP_TILE_STRIDE) * s.block_k;

@@ -4,8 +4,8 @@
 
 #include "kernels/cpu/cpu.h"
 
-#define EEP_CPU_CHUNK_ROWS 96  /* rows that are packed at a time */
-#define EEP_CPU_GROUP_PANELS 8 /* panels whose sums are kept at a time; even: gate, up */
+#define EEP_CPU_CHUNK_ROWS 96   /* rows that are packed at a time */
+#define EEP_CPU_GROUP_PANELS 16 /* panels whose sums are kept at a time; even: gate, up */
 
 struct eep_cpu_product;
 

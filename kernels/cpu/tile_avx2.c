@@ -13,6 +13,7 @@ TILE(6, 1)
 const struct eep_cpu_tiles eep_cpu_tiles_avx2 = {
     .rows = 6,
     .rows_once = 3,
+    .block_f32 = 128,
     .f32 = {NULL, tile_f32_1, tile_f32_2, tile_f32_3, tile_f32_4, tile_f32_5, tile_f32_6},
     .bf16 = {NULL, tile_bf16_1, tile_bf16_2, tile_bf16_3, tile_bf16_4, tile_bf16_5, tile_bf16_6},
 };
