@@ -171,8 +171,11 @@ static void place_sources(struct eep_exchange *e)
             row += part->rows;
             pair += part->pairs;
         } else {
-            row += e->net->counts_in[2 * r];
-            pair += e->net->counts_in[2 * r + 1];
+            uint32_t rows, pairs;
+
+            eep_net_counts(e, r, &rows, &pairs);
+            row += rows;
+            pair += pairs;
         }
     }
     e->row_base[world->xport.topo.size] = row;
@@ -182,9 +185,8 @@ static void place_sources(struct eep_exchange *e)
     e->most_pairs = EEP_MAX(e->most_pairs, pair);
 }
 
-/* Rows that lie one after the other in x are copied at once. */
-static void copy_rows(unsigned char *to, const unsigned char *x, const uint32_t *tokens,
-                      size_t rows, size_t row_bytes)
+void eep_copy_rows(unsigned char *to, const unsigned char *x, const uint32_t *tokens, size_t rows,
+                   size_t row_bytes)
 {
     size_t i = 0;
 
@@ -208,13 +210,13 @@ static void pull_rows(struct eep_exchange *e, uint32_t source, const struct eep_
     unsigned char *rows = e->rows + e->row_base[source] * row_bytes;
 
     if (part->rows <= 2 * step) {
-        copy_rows(rows, front->x, tokens, part->rows, row_bytes);
+        eep_copy_rows(rows, front->x, tokens, part->rows, row_bytes);
         return;
     }
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < part->rows; i += step) {
-        copy_rows(rows + i * row_bytes, front->x, tokens + i, EEP_MIN(step, part->rows - i),
-                  row_bytes);
+        eep_copy_rows(rows + i * row_bytes, front->x, tokens + i, EEP_MIN(step, part->rows - i),
+                      row_bytes);
     }
 }
 
@@ -240,18 +242,18 @@ static enum eep_status move_in(struct eep_exchange *e)
     const struct eep_topology *topo = &e->world->xport.topo;
 
     if (e->net != NULL) {
-        EEP_TRY(eep_net_counts(e));
+        EEP_TRY(eep_net_lists(e));
     }
     EEP_TRY(wait_flags(e, false));
     place_sources(e);
     EEP_TRY(eep_exchange_take_y(e, e->pair_base[topo->size]));
     if (e->net != NULL) {
-        EEP_TRY(eep_net_dispatch_start(e));
+        EEP_TRY(eep_net_rows_start(e));
     }
     for (uint32_t r = 0; r < topo->node_size; r++) {
         pull(e, e->world->node_ranks[r]);
     }
-    return e->net != NULL ? eep_net_dispatch_finish(e) : EEP_OK;
+    return e->net != NULL ? eep_net_rows_finish(e) : EEP_OK;
 }
 
 /* A rank that fails here has left the others behind. */

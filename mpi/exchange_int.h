@@ -40,13 +40,12 @@ struct eep_front {
 struct eep_net {
     MPI_Datatype x_row, y_row;
     size_t rows_bytes, lists_out_bytes, lists_in_bytes, back_bytes; /* of the mapped buffers */
-    unsigned char *rows; /* packed rows on their way out */
-    uint32_t *lists_out; /* per destination: rows of its pairs, then their slots */
-    uint32_t *lists_in;  /* per source, the same */
-    unsigned char *back; /* (max_tokens * top_k), y_row_bytes apart: outputs that came back */
-    uint32_t *counts_out, *counts_in; /* (size, 2): rows, pairs */
-    int *ints;                        /* (8, size): counts and starts of the calls in flight */
-    MPI_Request requests[2];
+    unsigned char *rows;   /* packed rows on their way out */
+    uint32_t *lists_out;   /* messages of lists, one after the other */
+    uint32_t *lists_in;    /* (size): messages of lists, room for the largest each */
+    unsigned char *back;   /* (max_tokens * top_k), y_row_bytes apart: outputs that came back */
+    MPI_Request *requests; /* (4, size) */
+    size_t request_count;  /* in flight */
 };
 
 struct eep_exchange {
@@ -86,17 +85,24 @@ struct eep_exchange {
 /* exchange.c: memory for `pairs` rows of this rank's y. */
 EEP_MUST_CHECK enum eep_status eep_exchange_take_y(struct eep_exchange *e, size_t pairs);
 
+/* dispatch.c: copy the rows `tokens` of x; those that lie one after the other at once. */
+void eep_copy_rows(unsigned char *to, const unsigned char *x, const uint32_t *tokens, size_t rows,
+                   size_t row_bytes);
+
 /* ---- net.c: between nodes ---- */
 
 EEP_MUST_CHECK enum eep_status eep_net_open(struct eep_exchange *e);
 void eep_net_close(struct eep_exchange *e);
 size_t eep_net_bytes(const struct eep_exchange *e);
 
-/** Tell all how many rows and pairs they get; sets row and pair counts of remote sources. */
-EEP_MUST_CHECK enum eep_status eep_net_counts(struct eep_exchange *e);
-/** Start to send rows and lists; then finish, which also unpacks the lists. */
-EEP_MUST_CHECK enum eep_status eep_net_dispatch_start(struct eep_exchange *e);
-EEP_MUST_CHECK enum eep_status eep_net_dispatch_finish(struct eep_exchange *e);
+/** Exchange the lists: which rows and pairs come from ranks of other nodes. */
+EEP_MUST_CHECK enum eep_status eep_net_lists(struct eep_exchange *e);
+/** How many come from one of them; after eep_net_lists(). */
+void eep_net_counts(const struct eep_exchange *e, uint32_t source, uint32_t *rows_out,
+                    uint32_t *pairs_out);
+/** Start to send rows, sources being placed; then finish, which also unpacks the lists. */
+EEP_MUST_CHECK enum eep_status eep_net_rows_start(struct eep_exchange *e);
+EEP_MUST_CHECK enum eep_status eep_net_rows_finish(struct eep_exchange *e);
 /** Return outputs; sets dest_base of remote destinations. */
 EEP_MUST_CHECK enum eep_status eep_net_combine_start(struct eep_exchange *e);
 EEP_MUST_CHECK enum eep_status eep_net_combine_finish(struct eep_exchange *e);

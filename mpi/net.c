@@ -1,52 +1,68 @@
 /*
- * The exchange between nodes: counts, then each token's row once per destination rank together with
- * the lists of its pairs, then the outputs back, all by MPI's non-blocking collectives on the data
- * communicator. Shares of ranks of the same node have count zero there: they go through shared
- * memory.
+ * The exchange between nodes: each rank and each rank of another node send each other two messages
+ * in dispatch and one in combine, also when there is nothing in them, all of them non-blocking and
+ * polled. Ranks of the same node use shared memory.
  *
- *     out   rows of x, packed by destination ──► straight to their place among the received rows
- *           (row, slot) lists ──► lists_in ──► unpacked
- *     back  y rows, which lie together by source ──► `back`, by destination
+ *     lists   rows, pairs, (row of each pair), (its slot) ──► lists_in, unpacked when all are there
+ *     rows    rows of x, packed by destination            ──► straight to their place
+ *     back    y rows, which lie together by source        ──► `back`, by destination
+ *
+ * Messages of one kind between two ranks stay in order, so a rank that is a round ahead does no
+ * harm.
  */
 #include <string.h>
 
 #include "exchange_int.h"
 
-enum { OUT_COUNTS, OUT_STARTS, IN_COUNTS, IN_STARTS, CALL_INTS };
+enum { LISTS_TAG = 1, ROWS_TAG, BACK_TAG };
 
-/* The four int arrays of call 0 or 1. */
-static int *call_ints(const struct eep_exchange *e, int call, int which)
+#define LIST_HEAD 2 /* numbers before the lists: rows, pairs */
+
+/* Numbers in a message of lists. */
+static size_t list_length(size_t pairs)
 {
-    return e->net->ints + (size_t)(call * CALL_INTS + which) * e->world->xport.topo.size;
+    return LIST_HEAD + 2 * pairs;
+}
+
+/* A source's message of lists; room for the most that it can send. */
+static uint32_t *list_from(const struct eep_exchange *e, uint32_t source)
+{
+    return e->net->lists_in + source * list_length(e->max_pairs);
+}
+
+static bool is_far(const struct eep_exchange *e, uint32_t rank)
+{
+    return e->world->node_of[rank] != e->world->xport.topo.node;
+}
+
+/* ---- opening ---- */
+
+static enum eep_status make_type(struct eep_world *world, size_t bytes, MPI_Datatype *type)
+{
+    EEP_MPI_TRY(world, "exchange", MPI_Type_contiguous((int)bytes, MPI_BYTE, type));
+    EEP_MPI_TRY(world, "exchange", MPI_Type_commit(type));
+    return EEP_OK;
 }
 
 enum eep_status eep_net_open(struct eep_exchange *e)
 {
-    struct eep_world *world = e->world;
-    const uint32_t size = world->xport.topo.size;
+    const uint32_t size = e->world->xport.topo.size;
     struct eep_net *net;
 
     EEP_TRY(eep_mem_alloc(1, sizeof(*net), "exchange between nodes", &net));
     e->net = net;
     net->x_row = net->y_row = MPI_DATATYPE_NULL;
     net->rows_bytes = e->row_list_max * e->params.x_row_bytes;
-    net->lists_out_bytes = e->max_pairs * 2 * sizeof(uint32_t);
-    net->lists_in_bytes = e->all_pairs * 2 * sizeof(uint32_t);
+    net->lists_out_bytes = (size * LIST_HEAD + 2 * e->max_pairs) * sizeof(uint32_t);
+    net->lists_in_bytes = size * list_length(e->max_pairs) * sizeof(uint32_t);
     net->back_bytes = e->max_pairs * e->params.y_row_bytes;
     EEP_TRY(eep_mem_map(net->rows_bytes, "rows to send", &net->rows));
     EEP_TRY(eep_mem_map(net->lists_out_bytes, "lists to send", &net->lists_out));
     EEP_TRY(eep_mem_map(net->lists_in_bytes, "received lists", &net->lists_in));
     EEP_TRY(eep_mem_map(net->back_bytes, "returned rows", &net->back));
-    EEP_TRY(eep_mem_alloc(size, 2 * sizeof(uint32_t), "exchange", &net->counts_out));
-    EEP_TRY(eep_mem_alloc(size, 2 * sizeof(uint32_t), "exchange", &net->counts_in));
-    EEP_TRY(eep_mem_alloc(2 * CALL_INTS * (size_t)size, sizeof(int), "exchange", &net->ints));
-    EEP_MPI_TRY(world, "exchange",
-                MPI_Type_contiguous((int)e->params.x_row_bytes, MPI_BYTE, &net->x_row));
-    EEP_MPI_TRY(world, "exchange", MPI_Type_commit(&net->x_row));
-    EEP_MPI_TRY(world, "exchange",
-                MPI_Type_contiguous((int)e->params.y_row_bytes, MPI_BYTE, &net->y_row));
-    EEP_MPI_TRY(world, "exchange", MPI_Type_commit(&net->y_row));
-    return EEP_OK;
+    EEP_TRY(eep_mem_alloc(4 * (size_t)size, sizeof(*net->requests), "exchange", &net->requests));
+    EEP_TRY(make_type(e->world, e->params.x_row_bytes, &net->x_row));
+    return make_type(e->world, e->params.y_row_bytes, &net->y_row);
 }
 
 void eep_net_close(struct eep_exchange *e)
@@ -66,9 +82,7 @@ void eep_net_close(struct eep_exchange *e)
     eep_mem_unmap(net->lists_out, net->lists_out_bytes);
     eep_mem_unmap(net->lists_in, net->lists_in_bytes);
     eep_mem_unmap(net->back, net->back_bytes);
-    eep_mem_free(net->counts_out);
-    eep_mem_free(net->counts_in);
-    eep_mem_free(net->ints);
+    eep_mem_free(net->requests);
     eep_mem_free(net);
     e->net = NULL;
 }
@@ -80,138 +94,172 @@ size_t eep_net_bytes(const struct eep_exchange *e)
                                 e->most_pairs * 2 * sizeof(uint32_t);
 }
 
-enum eep_status eep_net_counts(struct eep_exchange *e)
+/* ---- messages ---- */
+
+static enum eep_status receive(struct eep_exchange *e, void *to, size_t count, MPI_Datatype type,
+                               uint32_t source, int tag)
 {
-    struct eep_world *world = e->world;
-    struct eep_net *net = e->net;
-
-    for (uint32_t r = 0; r < world->xport.topo.size; r++) {
-        net->counts_out[2 * r] = e->parts[r].rows;
-        net->counts_out[2 * r + 1] = e->parts[r].pairs;
-    }
-    EEP_MPI_TRY(world, "dispatch",
-                MPI_Ialltoall(net->counts_out, 2, MPI_UINT32_T, net->counts_in, 2, MPI_UINT32_T,
-                              world->data, &net->requests[0]));
-    EEP_TRY(eep_wait_request(world, "dispatch", &net->requests[0]));
-    for (uint32_t r = 0; r < world->xport.topo.size; r++) {
-        const uint32_t *counts = &net->counts_in[2 * r];
-
-        if (counts[0] > e->params.max_tokens || counts[1] > e->max_pairs) {
-            return EEP_FAIL(EEP_ERR_FATAL,
-                            "dispatch: rank %u announces %u rows and %u pairs, more "
-                            "than it can have",
-                            r, counts[0], counts[1]);
-        }
-    }
+    EEP_MPI_TRY(e->world, "exchange between nodes",
+                MPI_Irecv(to, (int)count, type, (int)source, tag, e->world->data,
+                          &e->net->requests[e->net->request_count]));
+    e->net->request_count++;
     return EEP_OK;
 }
 
-/* Pack what remote destinations get; fill the calls' counts and starts. */
-static void pack(struct eep_exchange *e)
+static enum eep_status send(struct eep_exchange *e, const void *from, size_t count,
+                            MPI_Datatype type, uint32_t dest, int tag)
+{
+    EEP_MPI_TRY(e->world, "exchange between nodes",
+                MPI_Isend(from, (int)count, type, (int)dest, tag, e->world->data,
+                          &e->net->requests[e->net->request_count]));
+    e->net->request_count++;
+    return EEP_OK;
+}
+
+static enum eep_status wait_all(struct eep_exchange *e, const char *what)
+{
+    EEP_TRY(eep_wait_requests(e->world, what, e->net->requests, e->net->request_count));
+    e->net->request_count = 0;
+    return EEP_OK;
+}
+
+/* ---- dispatch ---- */
+
+/* Write the message of lists for `rank` at `to`; returns its length. */
+static size_t write_list(const struct eep_exchange *e, uint32_t rank, uint32_t *to)
 {
     const struct eep_front *mine = &e->fronts[e->world->xport.topo.node_rank];
+    const struct eep_part *part = &e->parts[rank];
+    const size_t bytes = part->pairs * sizeof(uint32_t);
+
+    to[0] = part->rows;
+    to[1] = part->pairs;
+    memcpy(to + LIST_HEAD, mine->pair_rows + part->pair_start, bytes);
+    memcpy(to + LIST_HEAD + part->pairs, mine->pair_slots + part->pair_start, bytes);
+    return list_length(part->pairs);
+}
+
+static enum eep_status check_list(const struct eep_exchange *e, uint32_t source)
+{
+    const uint32_t *list = list_from(e, source);
+
+    if (list[0] > e->params.max_tokens || list[1] > e->max_pairs) {
+        return EEP_FAIL(EEP_ERR_FATAL,
+                        "dispatch: rank %u announces %u rows and %u pairs, more than it can have",
+                        source, list[0], list[1]);
+    }
+    return EEP_OK;
+}
+
+enum eep_status eep_net_lists(struct eep_exchange *e)
+{
+    const uint32_t size = e->world->xport.topo.size;
+    uint32_t *out = e->net->lists_out;
+
+    for (uint32_t r = 0; r < size; r++) {
+        if (is_far(e, r)) {
+            EEP_TRY(
+                receive(e, list_from(e, r), list_length(e->max_pairs), MPI_UINT32_T, r, LISTS_TAG));
+        }
+    }
+    for (uint32_t r = 0; r < size; r++) {
+        if (is_far(e, r)) {
+            const size_t length = write_list(e, r, out);
+
+            EEP_TRY(send(e, out, length, MPI_UINT32_T, r, LISTS_TAG));
+            out += length;
+        }
+    }
+    EEP_TRY(wait_all(e, "dispatch"));
+    for (uint32_t r = 0; r < size; r++) {
+        if (is_far(e, r)) {
+            EEP_TRY(check_list(e, r));
+        }
+    }
+    return EEP_OK;
+}
+
+void eep_net_counts(const struct eep_exchange *e, uint32_t source, uint32_t *rows_out,
+                    uint32_t *pairs_out)
+{
+    *rows_out = list_from(e, source)[0];
+    *pairs_out = list_from(e, source)[1];
+}
+
+/* Pack the rows for `rank` at `to`. Rows that follow each other in x are copied at once. */
+static void pack(const struct eep_exchange *e, uint32_t rank, unsigned char *to)
+{
+    const struct eep_front *mine = &e->fronts[e->world->xport.topo.node_rank];
+
+    eep_copy_rows(to, mine->x, mine->row_tokens + e->parts[rank].row_start, e->parts[rank].rows,
+                  e->params.x_row_bytes);
+}
+
+enum eep_status eep_net_rows_start(struct eep_exchange *e)
+{
+    const uint32_t size = e->world->xport.topo.size;
     const size_t row_bytes = e->params.x_row_bytes;
-    struct eep_net *net = e->net;
-    uint32_t row = 0, pair = 0;
+    unsigned char *out = e->net->rows;
 
-    for (uint32_t r = 0; r < e->world->xport.topo.size; r++) {
-        const struct eep_part *part = &e->parts[r];
-        const bool far = !eep_is_near(e, r);
-
-        call_ints(e, 0, OUT_COUNTS)[r] = far ? (int)part->rows : 0;
-        call_ints(e, 0, OUT_STARTS)[r] = (int)row;
-        call_ints(e, 1, OUT_COUNTS)[r] = far ? (int)(2 * part->pairs) : 0;
-        call_ints(e, 1, OUT_STARTS)[r] = (int)(2 * pair);
-        if (!far) {
-            continue;
+    for (uint32_t r = 0; r < size; r++) {
+        if (is_far(e, r)) {
+            EEP_TRY(receive(e, e->rows + e->row_base[r] * row_bytes, list_from(e, r)[0],
+                            e->net->x_row, r, ROWS_TAG));
         }
-        for (uint32_t i = 0; i < part->rows; i++) {
-            memcpy(net->rows + (size_t)(row + i) * row_bytes,
-                   mine->x + mine->row_tokens[part->row_start + i] * row_bytes, row_bytes);
-        }
-        memcpy(net->lists_out + 2 * (size_t)pair, mine->pair_rows + part->pair_start,
-               part->pairs * sizeof(uint32_t));
-        memcpy(net->lists_out + 2 * (size_t)pair + part->pairs, mine->pair_slots + part->pair_start,
-               part->pairs * sizeof(uint32_t));
-        row += part->rows;
-        pair += part->pairs;
     }
-}
-
-enum eep_status eep_net_dispatch_start(struct eep_exchange *e)
-{
-    struct eep_world *world = e->world;
-    struct eep_net *net = e->net;
-
-    pack(e);
-    for (uint32_t r = 0; r < world->xport.topo.size; r++) {
-        const bool far = !eep_is_near(e, r);
-
-        call_ints(e, 0, IN_COUNTS)[r] = far ? (int)net->counts_in[2 * r] : 0;
-        call_ints(e, 0, IN_STARTS)[r] = (int)e->row_base[r];
-        call_ints(e, 1, IN_COUNTS)[r] = far ? (int)(2 * net->counts_in[2 * r + 1]) : 0;
-        call_ints(e, 1, IN_STARTS)[r] = (int)(2 * e->pair_base[r]);
-    }
-    EEP_MPI_TRY(world, "dispatch",
-                MPI_Ialltoallv(net->rows, call_ints(e, 0, OUT_COUNTS), call_ints(e, 0, OUT_STARTS),
-                               net->x_row, e->rows, call_ints(e, 0, IN_COUNTS),
-                               call_ints(e, 0, IN_STARTS), net->x_row, world->data,
-                               &net->requests[0]));
-    EEP_MPI_TRY(world, "dispatch",
-                MPI_Ialltoallv(net->lists_out, call_ints(e, 1, OUT_COUNTS),
-                               call_ints(e, 1, OUT_STARTS), MPI_UINT32_T, net->lists_in,
-                               call_ints(e, 1, IN_COUNTS), call_ints(e, 1, IN_STARTS), MPI_UINT32_T,
-                               world->data, &net->requests[1]));
-    return EEP_OK;
-}
-
-enum eep_status eep_net_dispatch_finish(struct eep_exchange *e)
-{
-    struct eep_net *net = e->net;
-
-    EEP_TRY(eep_wait_requests(e->world, "dispatch", net->requests, 2));
-    for (uint32_t r = 0; r < e->world->xport.topo.size; r++) {
-        const uint32_t base = e->pair_base[r], pairs = e->pair_base[r + 1] - base;
-        const uint32_t *list = net->lists_in + 2 * (size_t)base;
-
-        if (eep_is_near(e, r)) {
-            continue;
+    for (uint32_t r = 0; r < size; r++) {
+        if (is_far(e, r)) {
+            pack(e, r, out);
+            EEP_TRY(send(e, out, e->parts[r].rows, e->net->x_row, r, ROWS_TAG));
+            out += e->parts[r].rows * row_bytes;
         }
-        for (uint32_t i = 0; i < pairs; i++) {
-            e->pair_row[base + i] = e->row_base[r] + list[i];
-        }
-        memcpy(e->pair_slot + base, list + pairs, pairs * sizeof(uint32_t));
     }
     return EEP_OK;
 }
+
+enum eep_status eep_net_rows_finish(struct eep_exchange *e)
+{
+    for (uint32_t r = 0; r < e->world->xport.topo.size; r++) {
+        const uint32_t *list = list_from(e, r);
+        const uint32_t base = e->pair_base[r];
+
+        if (!is_far(e, r)) {
+            continue;
+        }
+        for (uint32_t i = 0; i < list[1]; i++) {
+            e->pair_row[base + i] = e->row_base[r] + list[LIST_HEAD + i];
+        }
+        memcpy(e->pair_slot + base, list + LIST_HEAD + list[1], list[1] * sizeof(uint32_t));
+    }
+    return wait_all(e, "dispatch");
+}
+
+/* ---- combine ---- */
 
 enum eep_status eep_net_combine_start(struct eep_exchange *e)
 {
-    struct eep_world *world = e->world;
-    struct eep_net *net = e->net;
-    uint32_t pair = 0;
+    const uint32_t size = e->world->xport.topo.size;
+    const size_t row_bytes = e->params.y_row_bytes;
+    const unsigned char *y = e->fronts[e->world->xport.topo.node_rank].y;
+    unsigned char *back = e->net->back;
 
-    for (uint32_t r = 0; r < world->xport.topo.size; r++) {
-        const bool far = !eep_is_near(e, r);
-
-        call_ints(e, 0, OUT_COUNTS)[r] = far ? (int)(e->pair_base[r + 1] - e->pair_base[r]) : 0;
-        call_ints(e, 0, OUT_STARTS)[r] = (int)e->pair_base[r];
-        call_ints(e, 0, IN_COUNTS)[r] = far ? (int)e->parts[r].pairs : 0;
-        call_ints(e, 0, IN_STARTS)[r] = (int)pair;
-        if (far) {
-            e->dest_base[r] = net->back + (size_t)pair * e->params.y_row_bytes;
-            pair += e->parts[r].pairs;
+    for (uint32_t r = 0; r < size; r++) {
+        if (is_far(e, r)) {
+            e->dest_base[r] = back;
+            EEP_TRY(receive(e, back, e->parts[r].pairs, e->net->y_row, r, BACK_TAG));
+            back += e->parts[r].pairs * row_bytes;
         }
     }
-    EEP_MPI_TRY(world, "combine",
-                MPI_Ialltoallv(e->fronts[world->xport.topo.node_rank].y,
-                               call_ints(e, 0, OUT_COUNTS), call_ints(e, 0, OUT_STARTS), net->y_row,
-                               net->back, call_ints(e, 0, IN_COUNTS), call_ints(e, 0, IN_STARTS),
-                               net->y_row, world->data, &net->requests[0]));
+    for (uint32_t r = 0; r < size; r++) {
+        if (is_far(e, r)) {
+            EEP_TRY(send(e, y + e->pair_base[r] * row_bytes, list_from(e, r)[1], e->net->y_row, r,
+                         BACK_TAG));
+        }
+    }
     return EEP_OK;
 }
 
 enum eep_status eep_net_combine_finish(struct eep_exchange *e)
 {
-    return eep_wait_requests(e->world, "combine", e->net->requests, 1);
+    return wait_all(e, "combine");
 }

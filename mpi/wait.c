@@ -156,7 +156,8 @@ struct request_wait {
     struct eep_world *world;
     MPI_Request *requests;
     size_t count;
-    int rc; /* of the first call that failed */
+    size_t next; /* requests before it are done */
+    int rc;      /* of the first call that failed */
 };
 
 /* Looks only; a request that failed is never freed, which this Open MPI does not survive. */
@@ -164,11 +165,11 @@ static bool requests_ready(struct eep_wait *wait)
 {
     struct request_wait *w = (struct request_wait *)wait;
 
-    for (size_t i = 0; i < w->count; i++) {
+    for (; w->next < w->count; w->next++) {
         MPI_Status status = {.MPI_ERROR = MPI_SUCCESS};
         int done = 0;
 
-        int rc = MPI_Request_get_status(w->requests[i], &done, &status);
+        int rc = MPI_Request_get_status(w->requests[w->next], &done, &status);
         if (rc == MPI_SUCCESS && done) {
             rc = status.MPI_ERROR;
         }
