@@ -3,8 +3,9 @@
  * repeats, in scalars here and in vectors in kernels/cpu/vec_exp.h.
  *
  * exp(x) = 2^n * exp(r), n = round(x / ln 2), r = x - n ln 2 in two pieces (Cody, Waite 1980),
- * exp(r) by the polynomial of Cephes' expf (Moshier). At most 1 ulp from the exact value, subnormal
- * results included; +inf, -inf, NaN, overflow and underflow as in C's expf. Needs round to nearest.
+ * exp(r) by the polynomial of Cephes' expf (Moshier). Less than 1.5 units in the last
+ * place from the exact value, subnormal results included; +inf, -inf, NaN, overflow and underflow
+ * as in C's expf. Needs round to nearest.
  */
 #ifndef EEP_KERNELS_MATH_H
 #define EEP_KERNELS_MATH_H

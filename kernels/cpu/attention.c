@@ -48,6 +48,7 @@ struct unit {
     const struct eep_cpu_isa *isa;
     const struct eep_attention *a;
     const struct eep_attention_seq *seq;
+    size_t rows_max; /* of a unit of this call, <= UNIT_ROWS */
     size_t kv_head;
     size_t group; /* heads per KV head */
     size_t first; /* row of seq * group + head of the group, of the unit's row 0 */
@@ -274,15 +275,27 @@ static void find_outputs(const struct unit *u, size_t panel)
     store_out(u, panel, c);
 }
 
-static size_t units_per_head(const struct eep_attention *a, const struct eep_attention_seq *seq)
+/* Rows of a unit: fewer where there would not be a unit for every thread. */
+static size_t unit_rows(const struct eep_attention *a)
 {
-    return eep_div_up((size_t)seq->rows * (a->heads / a->cache->kv_heads), UNIT_ROWS);
+    size_t rows = 0;
+
+    for (size_t s = 0; s < a->seq_count; s++) {
+        rows += (size_t)a->seqs[s].rows * a->heads;
+    }
+    rows = eep_div_up(rows, (size_t)omp_get_num_threads());
+    return EEP_MIN(EEP_MAX(rows, (size_t)1), (size_t)UNIT_ROWS);
+}
+
+static size_t units_per_head(const struct unit *u, const struct eep_attention_seq *seq)
+{
+    return eep_div_up(seq->rows * u->group, u->rows_max);
 }
 
 /* Unit `index` of a sequence: the last rows, which see most, first. */
 static void run_unit(struct unit *u, size_t index)
 {
-    size_t per_head = units_per_head(u->a, u->seq);
+    size_t per_head = units_per_head(u, u->seq);
     size_t all = (size_t)u->seq->rows * u->group;
     size_t part = per_head - 1 - index / u->a->cache->kv_heads;
 
@@ -304,16 +317,16 @@ static void run_unit(struct unit *u, size_t index)
 static void run_units(const struct eep_cpu_isa *isa, const struct eep_attention *a, size_t slot,
                       size_t *taken)
 {
-    struct unit u = {
-        .isa = isa,
-        .a = a,
-        .group = a->heads / a->cache->kv_heads,
-        .scores = (float *)a->scratch + slot * score_floats(a->max_context),
-    };
+    struct unit u; /* large: not cleared */
     size_t base = 0;
 
+    u.isa = isa;
+    u.a = a;
+    u.rows_max = unit_rows(a);
+    u.group = a->heads / a->cache->kv_heads;
+    u.scores = (float *)a->scratch + slot * score_floats(a->max_context);
     for (size_t s = 0; s < a->seq_count;) {
-        size_t units = units_per_head(a, &a->seqs[s]) * a->cache->kv_heads;
+        size_t units = units_per_head(&u, &a->seqs[s]) * a->cache->kv_heads;
         size_t index;
 
 #pragma omp atomic capture
@@ -321,7 +334,7 @@ static void run_units(const struct eep_cpu_isa *isa, const struct eep_attention 
         while (s < a->seq_count && index >= base + units) {
             base += units;
             s++;
-            units = s < a->seq_count ? units_per_head(a, &a->seqs[s]) * a->cache->kv_heads : 0;
+            units = s < a->seq_count ? units_per_head(&u, &a->seqs[s]) * a->cache->kv_heads : 0;
         }
         if (s < a->seq_count) {
             u.seq = &a->seqs[s];
