@@ -174,10 +174,13 @@ static enum eep_status pick_instance(const char *path, const json_t *json, const
 
     list = list != NULL ? list : json_object_get(json, "cases");
     if (list == NULL || which == NULL) {
-        if (list != NULL || which != NULL) {
-            return EEP_FAIL(EEP_ERR_FORMAT, "%s: has %zu instances: %s", path,
-                            json_array_size(list),
-                            which == NULL ? "say which by --case" : "--case has no meaning");
+        if (list != NULL) {
+            return EEP_FAIL(EEP_ERR_FORMAT, "%s: has %zu instances: say which by --case", path,
+                            json_array_size(list));
+        }
+        if (which != NULL) {
+            return EEP_FAIL(EEP_ERR_FORMAT, "%s: has no instances, so --case %s means nothing",
+                            path, which);
         }
         *one_out = json;
         return EEP_OK;

@@ -129,7 +129,12 @@ static enum eep_status verify_file(struct verify *v, const char *path)
     v->problems = json_array();
     enum eep_status status = eep_map_file_read(path, v->ranks, &file);
     if (status == EEP_ERR_FORMAT) {
-        problem(v, "%s", eep_error_text());
+        const char *said = eep_error_text();
+        const size_t name = strlen(path);
+
+        /* the file is named in front of every problem */
+        problem(v, "%s",
+                strncmp(said, path, name) == 0 && said[name] == ':' ? said + name + 2 : said);
         status = EEP_OK;
     } else if (status == EEP_OK) {
         status = verify_layers(v, &file);
