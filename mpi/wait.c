@@ -71,6 +71,14 @@ static void nap(uint64_t waited_ns)
     (void)nanosleep(&limit, NULL);
 }
 
+/* What MPI has still to send for us may be what the rank that we wait for waits for. */
+static void make_progress(void)
+{
+    int flag;
+
+    (void)MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+}
+
 /* Has a peer died or given up? The world is beyond repair then, in this epoch. */
 static enum eep_status look_at_peers(struct eep_world *world, struct eep_wait *wait)
 {
@@ -107,6 +115,8 @@ static enum eep_status too_late(struct eep_world *world, const struct eep_wait *
                     wait->what, seconds);
 }
 
+static bool requests_ready(struct eep_wait *wait);
+
 static enum eep_status wait_long(struct eep_world *world, struct eep_wait *wait)
 {
     const bool between_nodes = world->xport.topo.nodes > 1 || world->node.head == NULL;
@@ -123,6 +133,9 @@ static enum eep_status wait_long(struct eep_world *world, struct eep_wait *wait)
             if (now - start > world->timeout_ns && !wait->ready(wait)) {
                 return too_late(world, wait, now - start);
             }
+        }
+        if (between_nodes && wait->ready != requests_ready) {
+            make_progress();
         }
         if (now - start < yield_ns) {
             sched_yield();
