@@ -253,7 +253,7 @@ static bool leave_ready(struct eep_wait *wait)
         return true;
     }
     w->done = done != 0;
-    return w->done || (w->deadline_ns != 0 && eep_clock_ns() > w->deadline_ns);
+    return w->done || eep_clock_ns() > w->deadline_ns;
 }
 
 /* Do all ranks leave? MPI_COMM_WORLD serves nothing but this barrier, so that it cannot meet
@@ -261,7 +261,7 @@ static bool leave_ready(struct eep_wait *wait)
 static bool all_leave(struct eep_world *world, uint64_t limit_ns)
 {
     struct leave_wait w = {.wait = {.what = "leaving", .ready = leave_ready},
-                           .deadline_ns = limit_ns > 0 ? eep_clock_ns() + limit_ns : 0};
+                           .deadline_ns = eep_clock_ns() + limit_ns};
 
     if (MPI_Ibarrier(MPI_COMM_WORLD, &w.request) != MPI_SUCCESS) {
         return false;
@@ -335,7 +335,8 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
         status = world->broken;
     }
     if (status == EEP_OK) {
-        orderly = eep_control_agree(world, "leaving", EEP_OK) == EEP_OK && all_leave(world, 0);
+        orderly = eep_control_agree(world, "leaving", EEP_OK) == EEP_OK &&
+                  all_leave(world, world->timeout_ns);
     } else {
         tell_leaving(world);
         if (world->death) {
