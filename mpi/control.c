@@ -13,9 +13,8 @@
 
 #include "mpi_int.h"
 
-#define GATHER_CHUNK                                                                               \
-    ((size_t)4 << 20) /* bytes of a rank in one round of a gather between nodes                    \
-                       */
+/* Bytes of a rank in one round of a gather between nodes. */
+#define GATHER_CHUNK ((size_t)4 << 20)
 
 /* ---- one node: mailboxes ---- */
 

@@ -6,10 +6,10 @@
  * experts, one row per (token, rank); one row per (token, expert) comes back and is summed in top-k
  * order.
  *
- *     eep        dispatch: lists of rows, flags, rows          combine: flag, sum from where rows
- * are alltoallv  MPI_Alltoallv of rows packed before           MPI_Alltoallv back, then the sum
- *     copy       barrier, memcpy of rows packed before into    the same back, then the sum
- *                the receivers' windows, barrier
+ *     eep        dispatch: lists, flags, rows             combine: flag, sum from where rows are
+ *     alltoallv  MPI_Alltoallv of rows packed before      MPI_Alltoallv back, then the sum
+ *     copy       barrier, memcpy of rows packed before    the same back, then the sum
+ *                into the receivers' windows, barrier
  *
  * What the others need besides - counts, lists of slots, packing - is not in their time, but is in
  * eep's. `both` runs dispatch and combine one after the other, without experts between; `bare`
