@@ -21,6 +21,7 @@ static const struct eep_command_help help = {
               "  EEP_LOG         error, warn (default), info, debug or trace\n"
               "  EEP_NODE_SIZE   every so many ranks count as one node, to try several nodes on\n"
               "                  one machine\n"
+              "  EEP_TIMEOUT     longest wait for another rank in seconds (default 600)\n"
               "  EEP_KERNELS     ref, avx2, avx512, neon or auto (default)",
 };
 
