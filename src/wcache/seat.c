@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/fault.h"
 #include "wcache/wcache_int.h"
@@ -170,7 +171,6 @@ enum eep_status wc_seat_map(struct eep_wcache *c, uint32_t seat)
     if (s->bytes == NULL) {
         wc_seat_name(seat, name);
         EEP_TRY(wc_map_file(c, name, c->shape.seat_bytes, false, &bytes));
-        wc_populate(bytes, c->shape.seat_bytes);
         s->bytes = bytes;
     }
     return EEP_OK;
@@ -213,6 +213,31 @@ static enum eep_status check_seat_frames(struct eep_wcache *c, uint32_t seat)
                           "%s/seat-%03u: %s; repair the cache (eep cache repair) or drop "
                           "it",
                           c->path, seat, trouble);
+}
+
+/* Part `part` of `parts` of a mapping, in whole pages. */
+static void populate_part(const unsigned char *bytes, uint64_t count, uint32_t part, uint32_t parts)
+{
+    const uint64_t step = eep_round_up(eep_div_up(count, parts), EEP_PAGE);
+    const uint64_t first = EEP_MIN(step * part, count);
+
+    EEP_ASSERT(part < parts);
+    if (first < count) {
+        wc_populate(bytes + first, EEP_MIN(step, count - first));
+    }
+}
+
+void eep_wcache_seat_populate(const struct eep_wcache *cache, struct eep_seat seat, uint32_t part,
+                              uint32_t parts)
+{
+    EEP_ASSERT(seat.id < cache->shape.seats && cache->seats[seat.id].bytes != NULL);
+    populate_part(cache->seats[seat.id].bytes, cache->shape.seat_bytes, part, parts);
+}
+
+void eep_wcache_dense_populate(const struct eep_wcache *cache, uint32_t part, uint32_t parts)
+{
+    EEP_ASSERT(cache->dense != NULL);
+    populate_part(cache->dense, cache->shape.dense_file_bytes, part, parts);
 }
 
 /* ---- opening a seat ---------------------------------------------------------------------------
@@ -397,7 +422,6 @@ enum eep_status wc_dense_look(struct eep_wcache *c, bool *held_out, bool *full_o
             return EEP_OK;
         }
         EEP_TRY(wc_map_file(c, "dense", c->shape.dense_file_bytes, false, &c->dense));
-        wc_populate(c->dense, c->shape.dense_file_bytes);
     }
     return check_dense_header(c, (struct wc_dense_header *)c->dense, full_out);
 }

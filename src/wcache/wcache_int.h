@@ -76,8 +76,7 @@ bool wc_pause(uint64_t deadline_ns, unsigned *round);
 /** now + timeout, without overflow. */
 uint64_t wc_deadline(uint64_t timeout_ns);
 
-/** Map a file of the directory; checks owner, type and size. write: read-write, else read-only and
- * populated. */
+/** Map a file of the directory; checks owner, type and size. write: read-write, else read-only. */
 EEP_MUST_CHECK enum eep_status wc_map_file(const struct eep_wcache *c, const char *name,
                                            uint64_t bytes, bool write, unsigned char **out);
 /** Make a file of that size under a hidden name, `init` its first bytes, then give it its name.
@@ -173,7 +172,7 @@ void wc_attach_name(struct eep_wcache *c, uint32_t place, char name_out[EEP_WCAC
 void wc_seat_name(uint32_t seat, char name_out[32]);
 EEP_MUST_CHECK enum eep_status wc_seat_lock(struct eep_wcache *c, uint32_t seat, bool *locked_out);
 void wc_seat_unlock(struct eep_wcache *c, uint32_t seat);
-/** Map all of a seat read-only, its pages too. */
+/** Map all of a seat read-only. */
 EEP_MUST_CHECK enum eep_status wc_seat_map(struct eep_wcache *c, uint32_t seat);
 EEP_MUST_CHECK enum eep_status wc_seat_writable(struct eep_wcache *c, uint32_t seat);
 /** Map the headers of a seat if there is a file, and say whether it is full. */

@@ -126,7 +126,11 @@ START_TEST(filled_once_then_attached)
     for (uint32_t seat = 0; seat < WT_SEATS; seat++) {
         CK_OK(eep_wcache_seat_open(c, (struct eep_seat){seat}, 0, &fill));
         ck_assert(!fill);
+        for (uint32_t part = 0; part < 100; part++) { /* more parts than pages */
+            eep_wcache_seat_populate(c, (struct eep_seat){seat}, part, 100);
+        }
     }
+    eep_wcache_dense_populate(c, 0, 1);
     CK_OK(wt_check(c));
     CK_OK(eep_wcache_verify(c, NULL, NULL, NULL, &v));
     ck_assert_uint_eq(v.bad, 0);
