@@ -343,12 +343,24 @@ static void run_units(const struct eep_cpu_isa *isa, const struct eep_attention 
     }
 }
 
+/* Multiply-adds of a call, windows not looked at. */
+static size_t fma_count(const struct eep_attention *a)
+{
+    size_t scores = 0;
+
+    for (size_t s = 0; s < a->seq_count; s++) {
+        scores += (size_t)a->seqs[s].rows * (a->seqs[s].first_pos + a->seqs[s].rows);
+    }
+    return 2 * scores * a->heads * a->cache->head_dim;
+}
+
 void eep_cpu_attention(const struct eep_cpu_isa *isa, const struct eep_attention *attention)
 {
+    bool parallel = fma_count(attention) > EEP_CPU_PARALLEL_FMAS;
     size_t slots = slot_count(attention->heads);
     size_t taken = 0;
 
-#pragma omp parallel
+#pragma omp parallel if (parallel)
     {
         size_t slot = (size_t)omp_get_thread_num();
 

@@ -19,6 +19,9 @@
 #define EEP_TILE_STRIDE (EEP_TILE_K + 16)
 #define EEP_TILE_ROWS_MAX 12
 
+/* Below this many multiply-adds waking a team costs more than it saves. */
+#define EEP_CPU_PARALLEL_FMAS 200000
+
 /**
  * One product of a tile: rows of x by `k` lines of a panel. The lines may lie in pieces: `k_first`
  * in w[0], then `k_piece` in each of w[1], w[2], ... While piece i is used, memory at ahead[i] is

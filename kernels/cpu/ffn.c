@@ -150,15 +150,18 @@ void eep_cpu_ffn(const struct eep_cpu_isa *isa, const struct eep_ffn *ffn)
 {
     size_t pairs = eep_div_up(ffn->width, EEP_PANEL);
     size_t panels = eep_div_up(ffn->hidden, EEP_PANEL);
+    size_t fmas_of_row = 3 * (size_t)ffn->hidden * ffn->width;
     size_t cost = 0;
+    size_t rows = 0;
 
     for (size_t g = 0; g < ffn->group_count; g++) {
         cost += unit_cost(&ffn->groups[g]);
+        rows += ffn->groups[g].rows;
     }
     if (cost == 0) {
         return;
     }
-#pragma omp parallel
+#pragma omp parallel if (rows * fmas_of_row > EEP_CPU_PARALLEL_FMAS)
     {
         run_share(isa, ffn, pairs, cost * pairs, run_gate_up);
 #pragma omp barrier

@@ -5,9 +5,6 @@
 
 #include <omp.h>
 
-/* Below this many multiply-adds waking a team costs more than it saves. */
-#define PARALLEL_FMAS 200000
-
 /* Columns of a panel that the matrix has; the rest of its last panel is zero. */
 static size_t panel_columns(const struct eep_panels *w, size_t panel)
 {
@@ -59,7 +56,7 @@ void eep_cpu_gemm(const struct eep_cpu_isa *isa, const struct eep_gemm *gemm)
     if (gemm->rows == 0) {
         return;
     }
-#pragma omp parallel if (gemm->rows * gemm->w->n * gemm->w->k > PARALLEL_FMAS)
+#pragma omp parallel if (gemm->rows * gemm->w->n * gemm->w->k > EEP_CPU_PARALLEL_FMAS)
     {
         size_t thread = (size_t)omp_get_thread_num();
         size_t threads = (size_t)omp_get_num_threads();

@@ -32,8 +32,10 @@
 #include "tools/opts.h"
 #include "tools/tools.h"
 
-#define POOL_ROWS 512   /* hidden rows to choose from; at least the tokens of a call */
-#define CALL_EXPERTS 64 /* calls that read fewer experts are repeated more often */
+#define POOL_ROWS 512 /* hidden rows to choose from; at least the tokens of a call */
+/* Calls of fewer rows of experts than this are repeated more often, up to so many times. */
+#define SHORT_CALL_ROWS 512
+#define SHORT_CALL_TIMES ((size_t)16)
 #define LIMIT_BYTES ((size_t)640 << 20) /* memory to measure read bandwidth on */
 #define LIMIT_FMA_SECONDS 0.02          /* a round of eep_kernels_measure_fma() */
 #define LIMIT_FMA_ROUNDS_MAX 8
@@ -469,7 +471,8 @@ static bool bound_by_fma(struct bench *b, size_t tokens)
 
 static enum eep_status run_tokens(struct bench *b, size_t tokens)
 {
-    size_t each = EEP_MAX(CALL_EXPERTS / (tokens * b->o->top_k), (size_t)1);
+    size_t short_by = EEP_MAX(SHORT_CALL_ROWS / (tokens * b->o->top_k), (size_t)1);
+    size_t each = EEP_MIN(short_by, SHORT_CALL_TIMES);
     size_t count = b->o->repeats * each;
     struct call *calls;
     double *values;
@@ -579,8 +582,7 @@ int eep_bench_moe(int argc, char **argv)
         {"threads", EEP_OPT_U32, &o.threads, "N", "threads (all cores)"},
         {"kernels", EEP_OPT_STRING, &o.kernels, "NAME",
          "ref, avx2, avx512, neon or auto (default); the limits use the same vectors"},
-        {"repeats", EEP_OPT_U32, &o.repeats, "N",
-         "calls of each row (25); more where few experts are used"},
+        {"repeats", EEP_OPT_U32, &o.repeats, "N", "calls of each row (25); more of short ones"},
         {"json", EEP_OPT_FLAG, &o.json, NULL, "one JSON object per row"},
     };
     int exit_status = EEP_EXIT_OK;
