@@ -36,8 +36,9 @@
 /* Calls of fewer rows of experts than this are repeated more often, up to so many times. */
 #define SHORT_CALL_ROWS 512
 #define SHORT_CALL_TIMES ((size_t)16)
-#define LIMIT_BYTES ((size_t)640 << 20) /* memory to measure read bandwidth on */
-#define LIMIT_FMA_SECONDS 0.02          /* a round of eep_kernels_measure_fma() */
+#define LIMIT_BYTES ((size_t)640 << 20)              /* memory to measure read bandwidth on */
+#define LIMIT_BYTES_MIN ((double)((size_t)32 << 20)) /* less would time the team, not memory */
+#define LIMIT_FMA_SECONDS 0.02                       /* a round of eep_kernels_measure_fma() */
 #define LIMIT_FMA_ROUNDS_MAX 8
 #define MAX_TOKENS 65536
 
@@ -328,7 +329,8 @@ static struct work work_of(const struct bench *b, size_t tokens)
 /* Read about as much as the call will, from where the last measurement ended. */
 static double measure_read(struct bench *b, double bytes)
 {
-    size_t count = eep_round_up((size_t)EEP_MIN(bytes, (double)LIMIT_BYTES), EEP_PAGE);
+    double wanted = EEP_MIN(EEP_MAX(bytes, LIMIT_BYTES_MIN), (double)LIMIT_BYTES);
+    size_t count = eep_round_up((size_t)wanted, EEP_PAGE);
 
     if (b->limit_at + count > LIMIT_BYTES) {
         b->limit_at = 0;
