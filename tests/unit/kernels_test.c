@@ -782,6 +782,39 @@ START_TEST(kv_store_equals_ref)
 }
 END_TEST
 
+/*
+ * The bits themselves, of all steps of a small layer: other compilers and processors must give them
+ * too. Whoever changes the order of operations on purpose puts the new value here.
+ */
+START_TEST(bits_are_known)
+{
+    struct attention_case c = {4, 2, 32, 0, 1, {0}, {50}};
+    struct attention_data d;
+    struct matrix m = matrix_make(EEP_BF16, 64, 128, 21);
+    float *y = floats((size_t)50 * 64), *weight = random_floats(128, 22);
+    struct eep_gemm gemm = {&m.panels, NULL, 131, 50, y, 64, NULL};
+    uint64_t hash = UINT64_C(1469598103934665603); /* FNV-1a */
+
+    attention_make(&d, &c);
+    attention_run(ref, &c, &d, d.seqs, 1, d.out);
+    ref->rmsnorm(d.out, 131, 50, 1, 128, weight, 1e-6f, d.out, 131);
+    gemm.x = d.out;
+    ref->gemm(&gemm);
+    ref->softmax(y, 64, 50, 64);
+    for (size_t i = 0; i < (size_t)50 * 64; i++) {
+        uint32_t bits;
+
+        memcpy(&bits, &y[i], sizeof(bits));
+        hash = (hash ^ bits) * UINT64_C(1099511628211);
+    }
+    ck_assert_uint_eq(hash, UINT64_C(16159365195812860018));
+    matrix_free(&m);
+    eep_mem_free(y);
+    eep_mem_free(weight);
+    attention_drop(&d);
+}
+END_TEST
+
 /* ---- rows ---- */
 
 static const size_t widths[] = {1, 2, 6, 8, 15, 16, 17, 20, 31, 32, 33, 64, 72, 100, 768, 2048};
@@ -1052,6 +1085,7 @@ static Suite *suite(void)
     tcase_add_loop_test(attention, attention_any_chunks, 0, COUNT(attention_cases));
     tcase_add_test(attention, attention_near_exact);
     tcase_add_test(attention, kv_store_equals_ref);
+    tcase_add_test(attention, bits_are_known);
     tcase_set_timeout(attention, 120);
     tcase_add_loop_test(rows, row_operations_equal_ref, 0, COUNT(widths));
     tcase_add_test(rows, rmsnorm_of_parts);
