@@ -14,7 +14,8 @@ static const struct eep_command_help help = {
                "  eval       perplexity of a text\n"
                "  bench      measure a part beside this machine's limits\n"
                "  layout     plan expert layouts and look at them, without a model\n"
-               "  launch     start a command on several ranks\n\n"
+               "  launch     start a command on several ranks\n"
+               "  cache      list, check, repair and drop the weight caches of this node\n\n"
                "`eep COMMAND --help` tells a command's options. Under mpirun every rank is one\n"
                "process of the same command; without it eep is a single rank.",
     .epilog = "environment:\n"
@@ -30,7 +31,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"generate", eep_cmd_generate}, {"eval", eep_cmd_eval},     {"bench", eep_cmd_bench},
-    {"layout", eep_cmd_layout},     {"launch", eep_cmd_launch},
+    {"layout", eep_cmd_layout},     {"launch", eep_cmd_launch}, {"cache", eep_cmd_cache},
 };
 
 static int run(int argc, char **argv)

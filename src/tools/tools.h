@@ -22,6 +22,7 @@ int eep_cmd_generate(int argc, char **argv);
 int eep_cmd_eval(int argc, char **argv);
 int eep_cmd_bench(int argc, char **argv);
 int eep_cmd_launch(int argc, char **argv);
+int eep_cmd_cache(int argc, char **argv);
 int eep_cmd_layout(int argc, char **argv);
 
 /** True on the rank that speaks for all: rank 0, as the launcher's environment says. */

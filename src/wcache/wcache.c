@@ -220,6 +220,7 @@ enum eep_status eep_wcache_open(const struct eep_wcache_params *params,
     c->dir_fd = c->record_fd = -1;
     c->place = WC_ATTACH_MAX;
     c->engine_id = params->engine_id;
+    c->visitor = params->visitor;
     c->owner = getpid();
     wc_cache_name(&params->key, c->name);
     snprintf(c->path, sizeof(c->path), "%.*s/%s", (int)(sizeof(c->path) - sizeof(c->name) - 2),
@@ -259,7 +260,8 @@ static bool should_remove(struct eep_wcache *c)
     bool others = true;
 
     return wc_lock_other(c->record_fd, WC_LOCK_ATTACH, WC_ATTACH_MAX, &byte, &others) == EEP_OK &&
-           !others && (c->discard || (wc_state_read(c, &state) == EEP_OK && !state.keep));
+           !others && !c->visitor &&
+           (c->discard || (wc_state_read(c, &state) == EEP_OK && !state.keep));
 }
 
 static void leave_place(struct eep_wcache *c)

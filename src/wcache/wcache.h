@@ -98,6 +98,8 @@ struct eep_wcache_params {
     bool follows; /* it pins newer versions between its steps; if not, it blocks other movers */
     bool keep;    /* the cache stays when the last process closes it; once set it stays set */
 
+    bool visitor; /* a tool: its close leaves the cache there, whoever is last */
+
     uint64_t timeout_ns; /* longest wait for another process that creates or drops a cache */
 };
 

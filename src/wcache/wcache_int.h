@@ -44,6 +44,7 @@ struct eep_wcache {
     struct wc_expert_digest *digests;
 
     bool created;
+    bool visitor; /* never removes it */
     bool discard; /* remove the cache at the close, if it is the last one */
     uint64_t timeout_ns;
     uint64_t engine_id;
