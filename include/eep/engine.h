@@ -47,6 +47,16 @@ enum eep_engine_field {
     EEP_ENGINE_PROGRESS = 1 << 8,
     EEP_ENGINE_TIMEOUT = 1 << 9,
     EEP_ENGINE_REFUSED = 1 << 10,
+    EEP_ENGINE_CACHE = 1 << 11,
+    EEP_ENGINE_CACHE_DIR = 1 << 12,
+};
+
+/** What becomes of the packed weights; see doc/weight-cache.md. */
+enum eep_cache_mode {
+    EEP_CACHE_OFF,     /**< in this process's own memory */
+    EEP_CACHE_JOB,     /**< shared by the ranks of a node, removed at the end of the last one */
+    EEP_CACHE_KEEP,    /**< left for the next start, which attaches instead of loading */
+    EEP_CACHE_REQUIRE, /**< as KEEP; without room for it loading fails instead of going on without */
 };
 
 /** How to make an engine. Strings are copied. */
@@ -73,6 +83,8 @@ struct eep_engine_params {
      *  as soon as one rank has ended. */
     void (*refused)(void *context, enum eep_status status);
     void *refused_context;
+    enum eep_cache_mode cache; /**< default off */
+    const char *cache_dir;     /**< base directory of caches; default /dev/shm/eep-UID */
 };
 
 struct eep_engine;
@@ -218,6 +230,9 @@ struct eep_engine_facts {
     uint64_t generation_step_tokens;          /**< tokens of those other steps */
     uint64_t steps;
     uint64_t load_ns;
+    const char *cache_path;   /**< directory of the weight cache, owned by the engine; NULL: none */
+    bool cache_attached;      /**< it was there, complete, before this start */
+    uint64_t layout_version;  /**< of the cache's record; 0 without one */
     const struct eep_rank_memory *memory; /**< (ranks), owned by the engine */
 };
 

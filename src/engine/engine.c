@@ -34,6 +34,9 @@ static enum eep_status check_params(const struct eep_engine *e, const struct eep
         return EEP_FAIL(EEP_ERR_INVALID, "a KV cache of %llu positions is below one block of %u",
                         (unsigned long long)p->kv_tokens, EEP_KV_BLOCK);
     }
+    if (e->cache_mode < EEP_CACHE_OFF || e->cache_mode > EEP_CACHE_REQUIRE) {
+        return EEP_FAIL(EEP_ERR_INVALID, "there is no weight cache mode %d", (int)e->cache_mode);
+    }
     if (has(p, EEP_ENGINE_LAYOUT) && e->redundant > 0) {
         return EEP_FAIL(EEP_ERR_INVALID, "a layout file already says which experts have replicas; "
                                          "leave out the redundant experts");
@@ -53,9 +56,14 @@ static enum eep_status set_params(struct eep_engine *e, const struct eep_engine_
         e->progress = p->progress;
         e->progress_context = p->progress_context;
     }
+    e->cache_mode = has(p, EEP_ENGINE_CACHE) ? p->cache : EEP_CACHE_OFF;
+    e->own_shape = has(p, EEP_ENGINE_LAYOUT) || has(p, EEP_ENGINE_REDUNDANT);
+    e->pretended = has(p, EEP_ENGINE_NODE_SIZE) || getenv("EEP_NODE_SIZE") != NULL;
+    e->cache_dir = has(p, EEP_ENGINE_CACHE_DIR) ? strdup(p->cache_dir) : NULL;
     e->model_dir = strdup(p->model != NULL ? p->model : "");
     e->layout_path = has(p, EEP_ENGINE_LAYOUT) ? strdup(p->layout) : NULL;
-    if (e->model_dir == NULL || (has(p, EEP_ENGINE_LAYOUT) && e->layout_path == NULL)) {
+    if (e->model_dir == NULL || (has(p, EEP_ENGINE_LAYOUT) && e->layout_path == NULL) ||
+        (has(p, EEP_ENGINE_CACHE_DIR) && e->cache_dir == NULL)) {
         return EEP_FAIL(EEP_ERR_NOMEM, "no memory for the engine's parameters");
     }
     EEP_TRY(check_params(e, p));
@@ -140,7 +148,7 @@ static void report_progress(void *context, uint64_t loaded, uint64_t total)
     e->progress(e->progress_context, loaded, total);
 }
 
-/* The weights that this rank needs. Local. */
+/* The weights that this rank needs, in its own memory. Local. */
 static enum eep_status load_weights(struct eep_engine *e)
 {
     const struct eep_experts_source source = {.config = &e->config,
@@ -155,7 +163,6 @@ static enum eep_status load_weights(struct eep_engine *e)
         EEP_TRY(eep_experts_load(&source, e->progress != NULL ? report_progress : NULL, e,
                                  &e->experts));
     }
-    eep_ckpt_drop_pages(e->ckpt); /* packed now; only rows of the embedding are still read */
     return EEP_OK;
 }
 
@@ -211,8 +218,13 @@ static enum eep_status load_all(struct eep_engine *e)
                             (unsigned long long)positions, (unsigned long long)e->kv_tokens);
         }
     }
+    EEP_TRY(eep_cache_open(e));
     EEP_TRY(eep_engine_reckon(e));
-    EEP_TRY(eep_agree(e->xport, "weights", load_weights(e)));
+    EEP_TRY(eep_cache_load(e));
+    if (e->cache == NULL) {
+        EEP_TRY(eep_agree(e->xport, "weights", load_weights(e)));
+    }
+    eep_ckpt_drop_pages(e->ckpt); /* packed now; only rows of the embedding are still read */
     EEP_TRY(eep_agree(e->xport, "buffers", take_buffers(e)));
     return eep_agree(e->xport, "exchange", create_block(e));
 }
@@ -247,6 +259,7 @@ void eep_engine_destroy(struct eep_engine *e)
     eep_kv_destroy(e->kv);
     eep_experts_destroy(e->experts);
     eep_model_destroy(e->model);
+    eep_cache_close(e);
     eep_route_destroy(e->route);
     eep_layout_destroy(e->layout);
     eep_tokenizer_close(e->tokenizer);
@@ -258,6 +271,7 @@ void eep_engine_destroy(struct eep_engine *e)
     eep_mem_free(e->memory);
     free(e->model_dir);
     free(e->layout_path);
+    free(e->cache_dir);
     eep_mem_free(e);
 }
 

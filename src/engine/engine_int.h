@@ -5,6 +5,7 @@
  *     agree.c     one status for all ranks          batch.c     which rows this rank's step takes
  *     memory.c    reckoning before taking           step.c      the forward pass, sampling
  *     threads.c   cores per rank (hwloc, OpenMP)    facts.c     what is reported
+ *     cache.c     weights in the node's cache
  *
  * Every rank holds the whole request table with all tokens; only the owner of a request holds its
  * KV cache, its logits and its score. Owners tell the others by the events of each step's
@@ -23,6 +24,7 @@
 #include "model/sampler.h"
 #include "moe/block.h"
 #include "text/tokenizer.h"
+#include "wcache/wcache.h"
 #include "xport/xport.h"
 
 #define EEP_LOGIT_ROWS 64u /* rows that go through the LM head at a time */
@@ -85,6 +87,10 @@ struct eep_engine {
     uint64_t kv_tokens; /* 0 until it is known */
     void (*progress)(void *context, uint64_t done, uint64_t total);
     void *progress_context;
+    enum eep_cache_mode cache_mode;
+    char *cache_dir; /* NULL: the default */
+    bool own_shape;  /* the caller said how many slots there are */
+    bool pretended;  /* nodes are pretended */
 
     /* From eep_engine_create(). */
     struct eep_xport *xport;
@@ -97,6 +103,9 @@ struct eep_engine {
 
     /* From eep_engine_load(). */
     bool loaded;
+    struct eep_wcache *cache;     /* NULL: weights are in this process's own memory */
+    struct eep_wcache_view *view; /* the version that is routed with */
+    bool cache_filled;            /* this process filled a part of the cache */
     struct eep_route *route;
     struct eep_experts *experts;
     struct eep_model *model;
@@ -139,6 +148,15 @@ struct eep_engine {
 /* agree.c */
 EEP_MUST_CHECK enum eep_status eep_agree(struct eep_xport *xport, const char *what,
                                          enum eep_status status);
+
+/* cache.c: the weight cache, when there is one. Collective. */
+/** Attach or create, and take over the layout of its record; e->cache stays NULL without one. */
+EEP_MUST_CHECK enum eep_status eep_cache_open(struct eep_engine *engine);
+/** Fill what is missing, pin a version, set e->model and e->experts. Gives the cache up, and
+ *  leaves e->cache NULL, when there is no room and it is not required. */
+EEP_MUST_CHECK enum eep_status eep_cache_load(struct eep_engine *engine);
+/** Local. After the model and the experts are destroyed. */
+void eep_cache_close(struct eep_engine *engine);
 
 /* memory.c: refuse what the nodes cannot hold, before anything is taken. Collective. */
 EEP_MUST_CHECK enum eep_status eep_engine_reckon(struct eep_engine *engine);

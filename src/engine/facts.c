@@ -44,7 +44,15 @@ enum eep_status eep_engine_facts(struct eep_engine *e, struct eep_engine_facts *
         .generation_step_tokens = e->generation_step_tokens,
         .steps = e->steps,
         .load_ns = e->load_ns,
+        .cache_attached = e->cache != NULL && !e->cache_filled,
+        .layout_version = e->view != NULL ? eep_wcache_view_version(e->view) : 0,
         .memory = e->memory,
     };
+    if (e->cache != NULL) {
+        struct eep_wcache_status status;
+
+        EEP_TRY(eep_wcache_status(e->cache, &status));
+        facts_out->cache_path = status.path;
+    }
     return EEP_OK;
 }

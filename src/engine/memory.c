@@ -19,12 +19,14 @@ static enum eep_status own_need(struct eep_engine *e, struct need *need_out)
                                               .layout = e->layout,
                                               .rank = e->xport->topo.rank,
                                               .ranks = e->xport->topo.size};
-    uint64_t dense;
+    uint64_t weights = 0;
 
-    EEP_TRY(eep_model_bytes_needed(c, e->ckpt, &dense));
-    need_out->bytes =
-        dense + (e->layout != NULL ? eep_experts_bytes_needed(&source) : 0) +
-        eep_kv_bytes_needed(c->layers, c->kv_heads, c->head_dim, eep_kv_blocks(e->kv_tokens));
+    if (e->cache == NULL) { /* else the cache has its memory, or finds out while filling */
+        EEP_TRY(eep_model_bytes_needed(c, e->ckpt, &weights));
+        weights += e->layout != NULL ? eep_experts_bytes_needed(&source) : 0;
+    }
+    need_out->bytes = weights + eep_kv_bytes_needed(c->layers, c->kv_heads, c->head_dim,
+                                                    eep_kv_blocks(e->kv_tokens));
     need_out->available = eep_mem_available_bytes();
     return EEP_OK;
 }

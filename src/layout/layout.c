@@ -144,3 +144,29 @@ destroy:
     eep_layout_destroy(layout);
     return status;
 }
+
+enum eep_status eep_layout_from_map(uint32_t layers, uint32_t experts, uint32_t seats,
+                                    uint32_t slots_per_seat, const int32_t *phys2log,
+                                    struct eep_layout **layout_out)
+{
+    struct eep_layout *layout;
+    enum eep_status status;
+
+    EEP_TRY(eep_layout_create(layers, experts, seats, slots_per_seat, &layout));
+    const size_t count = (size_t)layers * eep_layout_slots(layout);
+    for (size_t i = 0; i < count; i++) {
+        if (phys2log[i] < EEP_NO_EXPERT || phys2log[i] >= (int32_t)experts) {
+            status = EEP_FAIL(EEP_ERR_FORMAT, "slot %zu holds %d, which is no expert of %u", i,
+                              phys2log[i], experts);
+            goto destroy;
+        }
+        layout->phys2log[i] = phys2log[i];
+    }
+    EEP_TRY_GOTO(eep_layout_index(layout), destroy);
+    *layout_out = layout;
+    return EEP_OK;
+
+destroy:
+    eep_layout_destroy(layout);
+    return status;
+}

@@ -66,6 +66,18 @@ EEP_MUST_CHECK enum eep_status eep_layout_initial(uint32_t layers, uint32_t expe
 EEP_MUST_CHECK enum eep_status eep_layout_load(const char *path, uint32_t layers, uint32_t experts,
                                                struct eep_layout **layout_out);
 
+/**
+ * A layout with a given map, as a weight cache's record holds it.
+ *
+ * @param phys2log  (layers, seats * slots_per_seat); copied
+ *
+ * @retval EEP_ERR_FORMAT  an id out of range, an expert without a slot
+ */
+EEP_MUST_CHECK enum eep_status eep_layout_from_map(uint32_t layers, uint32_t experts,
+                                                   uint32_t seats, uint32_t slots_per_seat,
+                                                   const int32_t *phys2log,
+                                                   struct eep_layout **layout_out);
+
 /** NULL is allowed. */
 void eep_layout_destroy(struct eep_layout *layout);
 

@@ -37,11 +37,28 @@ enum eep_status eep_ffn_shape(const struct eep_model_config *config, const struc
     return EEP_OK;
 }
 
+uint64_t eep_ffn_content_bytes(const struct eep_ffn_shape *shape)
+{
+    return eep_ffn_gate_up_bytes(shape->dtype, shape->hidden, shape->width) +
+           eep_ffn_down_bytes(shape->dtype, shape->hidden, shape->width);
+}
+
 uint64_t eep_ffn_frame_bytes(const struct eep_ffn_shape *shape)
 {
-    return eep_round_up(eep_ffn_gate_up_bytes(shape->dtype, shape->hidden, shape->width) +
-                            eep_ffn_down_bytes(shape->dtype, shape->hidden, shape->width),
-                        EEP_PAGE);
+    return eep_round_up(eep_ffn_content_bytes(shape), EEP_PAGE);
+}
+
+void eep_ffn_describe(const struct eep_ffn_shape *s, const void *frame,
+                      struct eep_ffn_weights *weights_out)
+{
+    const unsigned char *gate_up = frame;
+
+    *weights_out = (struct eep_ffn_weights){
+        .dtype = s->dtype,
+        .hidden = s->hidden,
+        .width = s->width,
+        .gate_up = gate_up,
+        .down = gate_up + eep_ffn_gate_up_bytes(s->dtype, s->hidden, s->width)};
 }
 
 enum eep_status eep_ffn_pack(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
@@ -59,7 +76,6 @@ enum eep_status eep_ffn_pack(const struct eep_model_config *config, const struct
     kernels->pack(s.dtype, s.width, s.hidden, parts[0]->dtype, parts[0]->data, gate_up, 2);
     kernels->pack(s.dtype, s.width, s.hidden, parts[1]->dtype, parts[1]->data, up, 2);
     kernels->pack(s.dtype, s.hidden, s.width, parts[2]->dtype, parts[2]->data, down, 1);
-    *weights_out = (struct eep_ffn_weights){
-        .dtype = s.dtype, .hidden = s.hidden, .width = s.width, .gate_up = gate_up, .down = down};
+    eep_ffn_describe(&s, frame, weights_out);
     return EEP_OK;
 }

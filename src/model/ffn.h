@@ -30,8 +30,15 @@ EEP_MUST_CHECK enum eep_status eep_ffn_shape(const struct eep_model_config *conf
                                              uint32_t layer, uint32_t expert,
                                              struct eep_ffn_shape *shape_out);
 
-/** Bytes of a frame, a multiple of the page size. */
+/** Bytes of an FFN's packed weights. */
+uint64_t eep_ffn_content_bytes(const struct eep_ffn_shape *shape);
+
+/** Bytes of a frame: those, rounded up to a multiple of the page size. */
 uint64_t eep_ffn_frame_bytes(const struct eep_ffn_shape *shape);
+
+/** Describe an FFN that is packed in `frame` already. */
+void eep_ffn_describe(const struct eep_ffn_shape *shape, const void *frame,
+                      struct eep_ffn_weights *weights_out);
 
 /**
  * Pack an FFN of the checkpoint into `frame` and describe it; parameters as above.

@@ -12,17 +12,24 @@ struct walk {
     const struct eep_model_config *config;
     const struct eep_ckpt *ckpt;
     const struct eep_kernels *kernels;
-    unsigned char *base; /* NULL while measuring */
+    const unsigned char *base; /* NULL while measuring */
+    unsigned char *fill;       /* the same to be written; NULL: it is filled already */
     uint64_t used;
 };
 
-/* The next `bytes` of the mapping; NULL while measuring. */
-static void *take(struct walk *walk, uint64_t bytes)
+/* A part of the memory: where to read it, and where to write it if that is to be done. */
+struct part {
+    const void *data; /* NULL while measuring */
+    void *fill;
+};
+
+static struct part take(struct walk *walk, uint64_t bytes)
 {
     const uint64_t at = walk->used;
 
     walk->used += eep_round_up(bytes, EEP_CACHE_LINE);
-    return walk->base != NULL ? walk->base + at : NULL;
+    return (struct part){.data = walk->base != NULL ? walk->base + at : NULL,
+                         .fill = walk->fill != NULL ? walk->fill + at : NULL};
 }
 
 /* A matrix (n, k) as panels; BF16 stays BF16, all else becomes F32. Absent roles stay zero. */
@@ -37,12 +44,12 @@ static enum eep_status add_panels(struct walk *walk, enum eep_role role, uint32_
     EEP_TRY(eep_model_tensor(walk->config, walk->ckpt, role, layer, 0, &tensor));
     const enum eep_dtype dtype = tensor->dtype == EEP_BF16 ? EEP_BF16 : EEP_F32;
     const uint32_t n = (uint32_t)tensor->shape[0], k = (uint32_t)tensor->shape[1];
-    void *data = take(walk, eep_panels_bytes(dtype, n, k));
+    const struct part part = take(walk, eep_panels_bytes(dtype, n, k));
 
-    if (data != NULL) {
-        walk->kernels->pack(dtype, n, k, tensor->dtype, tensor->data, data, 1);
-        *panels_out = (struct eep_panels){.dtype = dtype, .n = n, .k = k, .data = data};
+    if (part.fill != NULL) {
+        walk->kernels->pack(dtype, n, k, tensor->dtype, tensor->data, part.fill, 1);
     }
+    *panels_out = (struct eep_panels){.dtype = dtype, .n = n, .k = k, .data = part.data};
     return EEP_OK;
 }
 
@@ -56,12 +63,12 @@ static enum eep_status add_vector(struct walk *walk, enum eep_role role, uint32_
         return EEP_OK;
     }
     EEP_TRY(eep_model_tensor(walk->config, walk->ckpt, role, layer, 0, &tensor));
-    float *data = take(walk, eep_panel_round(tensor->count) * sizeof(float));
+    const struct part part = take(walk, eep_panel_round(tensor->count) * sizeof(float));
 
-    if (data != NULL) {
-        eep_dtype_widen(tensor->dtype, tensor->data, tensor->count, data);
-        *vector_out = data;
+    if (part.fill != NULL) {
+        eep_dtype_widen(tensor->dtype, tensor->data, tensor->count, part.fill);
     }
+    *vector_out = part.data;
     return EEP_OK;
 }
 
@@ -74,11 +81,14 @@ static enum eep_status add_ffn(struct walk *walk, enum eep_role gate, uint32_t l
         return EEP_OK;
     }
     EEP_TRY(eep_ffn_shape(walk->config, walk->ckpt, gate, layer, 0, &shape));
-    void *frame = take(walk, eep_ffn_frame_bytes(&shape));
+    const struct part part = take(walk, eep_ffn_frame_bytes(&shape));
 
-    if (frame != NULL) {
-        return eep_ffn_pack(walk->config, walk->ckpt, walk->kernels, gate, layer, 0, frame,
-                            weights_out);
+    if (part.fill != NULL) {
+        EEP_TRY(eep_ffn_pack(walk->config, walk->ckpt, walk->kernels, gate, layer, 0, part.fill,
+                             weights_out));
+    }
+    if (part.data != NULL) {
+        eep_ffn_describe(&shape, part.data, weights_out);
     }
     return EEP_OK;
 }
@@ -127,26 +137,23 @@ enum eep_status eep_model_bytes_needed(const struct eep_model_config *config,
     return EEP_OK;
 }
 
-enum eep_status eep_model_load(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
-                               const struct eep_kernels *kernels, struct eep_model **model_out)
+enum eep_status eep_model_attach(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
+                                 const struct eep_kernels *kernels, const void *memory, void *fill,
+                                 struct eep_model **model_out)
 {
-    struct walk walk = {.config = config, .ckpt = ckpt, .kernels = kernels};
+    struct walk walk = {
+        .config = config, .ckpt = ckpt, .kernels = kernels, .base = memory, .fill = fill};
     struct eep_model *model;
     enum eep_status status;
-    uint64_t bytes;
 
-    EEP_TRY(eep_model_bytes_needed(config, ckpt, &bytes));
     EEP_TRY(eep_mem_alloc(1, sizeof(*model), "model", &model));
-    *model = (struct eep_model){.config = config, .kernels = kernels};
+    *model = (struct eep_model){.config = config, .kernels = kernels, .memory = memory};
     EEP_TRY_GOTO(
         eep_mem_alloc(config->layers, sizeof(*model->layers), "model layers", &model->layers),
         destroy);
-    EEP_TRY_GOTO(eep_mem_map(bytes, "dense weights", &model->memory), destroy);
-    model->bytes = bytes;
     EEP_TRY_GOTO(eep_model_tensor(config, ckpt, EEP_ROLE_EMBED, 0, 0, &model->embed), destroy);
-    walk.base = model->memory;
     EEP_TRY_GOTO(add_all(&walk, model), destroy);
-    EEP_ASSERT(walk.used == bytes);
+    model->bytes = walk.used;
     *model_out = model;
     return EEP_OK;
 
@@ -155,12 +162,31 @@ destroy:
     return status;
 }
 
+enum eep_status eep_model_load(const struct eep_model_config *config, const struct eep_ckpt *ckpt,
+                               const struct eep_kernels *kernels, struct eep_model **model_out)
+{
+    uint64_t bytes;
+    void *memory;
+
+    EEP_TRY(eep_model_bytes_needed(config, ckpt, &bytes));
+    EEP_TRY(eep_mem_map(bytes, "dense weights", &memory));
+    const enum eep_status status =
+        eep_model_attach(config, ckpt, kernels, memory, memory, model_out);
+    if (status != EEP_OK) {
+        eep_mem_unmap(memory, bytes);
+        return status;
+    }
+    EEP_ASSERT((*model_out)->bytes == bytes);
+    (*model_out)->own_memory = memory;
+    return EEP_OK;
+}
+
 void eep_model_destroy(struct eep_model *model)
 {
     if (model == NULL) {
         return;
     }
-    eep_mem_unmap(model->memory, model->bytes);
+    eep_mem_unmap(model->own_memory, model->bytes);
     eep_mem_free(model->layers);
     eep_mem_free(model);
 }

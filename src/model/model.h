@@ -34,8 +34,9 @@ struct eep_model {
     const float *final_norm;
     struct eep_panels head;
     struct eep_model_layer *layers;
-    void *memory; /* all packed weights */
+    const void *memory; /* all packed weights */
     uint64_t bytes;
+    void *own_memory; /* the same if the model is to free it, else NULL */
 };
 
 /** Bytes that eep_model_load() will take. */
@@ -52,6 +53,19 @@ EEP_MUST_CHECK enum eep_status eep_model_load(const struct eep_model_config *con
                                               const struct eep_ckpt *ckpt,
                                               const struct eep_kernels *kernels,
                                               struct eep_model **model_out);
+/**
+ * The same in memory of the caller, which stays its own and must outlive the model: the dense part
+ * of a weight cache.
+ *
+ * @param memory  eep_model_bytes_needed() bytes, aligned to a page
+ * @param fill    where to write them: `memory` itself as it is writable; NULL: they are there
+ * already
+ */
+EEP_MUST_CHECK enum eep_status eep_model_attach(const struct eep_model_config *config,
+                                                const struct eep_ckpt *ckpt,
+                                                const struct eep_kernels *kernels,
+                                                const void *memory, void *fill,
+                                                struct eep_model **model_out);
 /** NULL is allowed. */
 void eep_model_destroy(struct eep_model *model);
 

@@ -4,6 +4,8 @@
  */
 #include "moe/experts.h"
 
+#include <string.h>
+
 #include "base/assert.h"
 #include "base/mem.h"
 #include "model/ffn.h"
@@ -11,7 +13,7 @@
 struct eep_experts {
     const struct eep_layout *layout;
     struct eep_ffn_weights *slots; /* (layers, physical slots); data NULL where not held */
-    unsigned char *frames;
+    unsigned char *frames;         /* own ones; NULL when somebody else holds them */
     uint64_t frames_bytes;
     uint64_t count;
 };
@@ -132,6 +134,90 @@ enum eep_status eep_experts_load(const struct eep_experts_source *source,
 destroy:
     eep_experts_destroy(experts);
     return status;
+}
+
+struct attacher {
+    const struct eep_experts_source *source;
+    struct eep_experts *experts;
+    const void *(*frame_of)(void *context, uint32_t layer, struct eep_slot slot);
+    void *context;
+};
+
+static enum eep_status attach_slot(void *context, uint32_t layer, struct eep_slot slot,
+                                   uint32_t expert)
+{
+    struct attacher *a = context;
+    const struct eep_experts_source *source = a->source;
+    struct eep_ffn_shape shape;
+
+    EEP_TRY(eep_ffn_shape(source->config, source->ckpt, EEP_ROLE_EXPERT_GATE,
+                          model_layer(source->config, layer), expert, &shape));
+    eep_ffn_describe(
+        &shape, a->frame_of(a->context, layer, slot),
+        &a->experts->slots[(size_t)layer * eep_layout_slots(source->layout) + slot.id]);
+    a->experts->count++;
+    a->experts->frames_bytes += eep_ffn_frame_bytes(&shape);
+    return EEP_OK;
+}
+
+enum eep_status eep_experts_attach(const struct eep_experts_source *source,
+                                   const void *(*frame_of)(void *context, uint32_t layer,
+                                                           struct eep_slot slot),
+                                   void *context, struct eep_experts **experts_out)
+{
+    struct eep_experts *experts;
+    enum eep_status status;
+
+    EEP_TRY(eep_mem_alloc(1, sizeof(*experts), "experts", &experts));
+    *experts = (struct eep_experts){.layout = source->layout};
+    struct attacher attacher = {
+        .source = source, .experts = experts, .frame_of = frame_of, .context = context};
+    EEP_TRY_GOTO(eep_mem_alloc((size_t)source->layout->layers * eep_layout_slots(source->layout),
+                               sizeof(*experts->slots), "slot table", &experts->slots),
+                 destroy);
+    EEP_TRY_GOTO(for_each_slot(source, attach_slot, &attacher), destroy);
+    *experts_out = experts;
+    return EEP_OK;
+
+destroy:
+    eep_experts_destroy(experts);
+    return status;
+}
+
+enum eep_status eep_experts_pack(const struct eep_experts_source *source, uint32_t layer,
+                                 struct eep_expert expert, void *frame, uint64_t frame_bytes)
+{
+    const uint32_t at = model_layer(source->config, layer);
+    struct eep_ffn_weights unused;
+    struct eep_ffn_shape shape;
+
+    EEP_TRY(
+        eep_ffn_shape(source->config, source->ckpt, EEP_ROLE_EXPERT_GATE, at, expert.id, &shape));
+    const uint64_t content = eep_ffn_content_bytes(&shape);
+    EEP_ASSERT(content <= frame_bytes);
+    memset((unsigned char *)frame + content, 0, frame_bytes - content);
+    return eep_ffn_pack(source->config, source->ckpt, source->kernels, EEP_ROLE_EXPERT_GATE, at,
+                        expert.id, frame, &unused);
+}
+
+enum eep_status eep_experts_content(const struct eep_experts_source *source, uint64_t *bytes_out,
+                                    enum eep_dtype *dtype_out)
+{
+    const struct eep_model_config *c = source->config;
+
+    *bytes_out = 0;
+    *dtype_out = EEP_BF16;
+    for (uint32_t layer = 0; layer < c->moe_layers; layer++) {
+        for (uint32_t e = 0; e < c->experts; e++) {
+            struct eep_ffn_shape shape;
+
+            EEP_TRY(eep_ffn_shape(c, source->ckpt, EEP_ROLE_EXPERT_GATE, model_layer(c, layer), e,
+                                  &shape));
+            *bytes_out = EEP_MAX(*bytes_out, eep_ffn_content_bytes(&shape));
+            *dtype_out = shape.dtype == EEP_F32 ? EEP_F32 : *dtype_out;
+        }
+    }
+    return EEP_OK;
 }
 
 void eep_experts_destroy(struct eep_experts *experts)

@@ -48,6 +48,29 @@ EEP_MUST_CHECK enum eep_status eep_experts_load(const struct eep_experts_source 
                                                                  uint64_t total),
                                                 void *context, struct eep_experts **experts_out);
 
+/**
+ * The same with frames that somebody else holds (a weight cache), which must outlive the object.
+ *
+ * @param frame_of  the frame of a slot that this rank executes; never NULL
+ */
+EEP_MUST_CHECK enum eep_status eep_experts_attach(const struct eep_experts_source *source,
+                                                  const void *(*frame_of)(void *context,
+                                                                          uint32_t layer,
+                                                                          struct eep_slot slot),
+                                                  void *context, struct eep_experts **experts_out);
+
+/**
+ * Pack an expert of a MoE layer (dense layers not counted) into a frame; what is left of
+ * `frame_bytes` behind it is set to zero.
+ */
+EEP_MUST_CHECK enum eep_status eep_experts_pack(const struct eep_experts_source *source,
+                                                uint32_t layer, struct eep_expert expert,
+                                                void *frame, uint64_t frame_bytes);
+
+/** The largest content of a frame over all experts of the model, and F32 if any of them is. */
+EEP_MUST_CHECK enum eep_status eep_experts_content(const struct eep_experts_source *source,
+                                                   uint64_t *bytes_out, enum eep_dtype *dtype_out);
+
 /** NULL is allowed. */
 void eep_experts_destroy(struct eep_experts *experts);
 

@@ -178,8 +178,8 @@ int eep_bench_model(int argc, char **argv)
     case EEP_OPTS_OK:
         break;
     }
-    if (b.engine_opts.model == NULL) {
-        return eep_opts_wrong(&help, "--model is needed");
+    if (eep_engine_opts_check(&b.engine_opts, &help) != EEP_EXIT_OK) {
+        return EEP_EXIT_USAGE;
     }
     if (b.prompt_tokens == 0 || b.max_tokens < 2 || b.repeats == 0 || b.repeats > 1000) {
         return eep_opts_wrong(&help, "--prompt-tokens must be 1 or more, --max-tokens 2 or more, "

@@ -30,6 +30,13 @@ void eep_engine_opts_table(struct eep_engine_opts *v, struct eep_opt *opts_out)
          "every K ranks count as one node (default: real nodes)"},
         {"timeout", EEP_OPT_U32, &v->timeout_s, "SECONDS",
          "longest wait for another rank (default 300)"},
+        {"weight-cache", EEP_OPT_STRING, &v->cache, "MODE",
+         "packed weights in the node's shared memory: off (default);\njob: until the end; keep: "
+         "for "
+         "the next start; require: keep,\nor fail"},
+        {"cache-dir", EEP_OPT_STRING, &v->cache_dir, "DIR",
+         "where caches are (default /dev/shm/eep-UID); means keep\nunless --weight-cache says "
+         "otherwise"},
     };
 
     memcpy(opts_out, table, sizeof(table));
@@ -52,6 +59,34 @@ static void show_bar(void *context, uint64_t done, uint64_t total)
     fflush(stderr);
 }
 
+/* The mode by its name; -1 if there is none such. */
+static int cache_mode(const struct eep_engine_opts *v)
+{
+    static const char *const names[] = {"off", "job", "keep", "require"};
+
+    if (v->cache == NULL) {
+        return v->cache_dir != NULL ? EEP_CACHE_KEEP : EEP_CACHE_OFF;
+    }
+    for (int mode = EEP_CACHE_OFF; mode <= EEP_CACHE_REQUIRE; mode++) {
+        if (strcmp(v->cache, names[mode]) == 0) {
+            return mode;
+        }
+    }
+    return -1;
+}
+
+int eep_engine_opts_check(const struct eep_engine_opts *v, const struct eep_command_help *help)
+{
+    if (v->model == NULL) {
+        return eep_opts_wrong(help, "--model is needed");
+    }
+    if (cache_mode(v) < 0) {
+        return eep_opts_wrong(help, "--weight-cache must be off, job, keep or require, not '%s'",
+                              v->cache);
+    }
+    return EEP_EXIT_OK;
+}
+
 static void report_refusal(void *context, enum eep_status status)
 {
     (void)context;
@@ -63,8 +98,10 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
 {
     static struct bar bar = {.percent = -1};
     struct eep_engine_params params = {
-        .fields = EEP_ENGINE_REFUSED,
+        .fields = EEP_ENGINE_REFUSED | EEP_ENGINE_CACHE,
         .refused = report_refusal,
+        .cache = (enum eep_cache_mode)cache_mode(v),
+        .cache_dir = v->cache_dir,
         .model = v->model,
         .layout = v->layout,
         .kernels = v->kernels,
@@ -89,6 +126,7 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
         {v->node_size != 0, EEP_ENGINE_NODE_SIZE},
         {v->kv_tokens != 0, EEP_ENGINE_KV_TOKENS},
         {v->timeout_s != 0, EEP_ENGINE_TIMEOUT},
+        {v->cache_dir != NULL, EEP_ENGINE_CACHE_DIR},
     };
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
@@ -248,6 +286,11 @@ enum eep_status eep_print_facts(struct eep_engine *engine)
             "slots       %u seats x %u slots a layer (%u redundant)\n",
             f.ranks, f.nodes, f.nodes == 1 ? "" : "s", f.threads, f.threads == 1 ? "" : "s",
             f.kernels, f.seats, f.slots_per_seat, f.redundant);
+    if (f.cache_path != NULL) {
+        fprintf(stderr, "cache       %s, layout version %llu, %s in %.3f s\n", f.cache_path,
+                (unsigned long long)f.layout_version, f.cache_attached ? "attached" : "filled",
+                (double)f.load_ns * 1e-9);
+    }
     fprintf(stderr, "prompt      %llu tokens, %.1f tokens/s\n", (unsigned long long)f.prompt_tokens,
             per_second(f.prompt_tokens, f.prompt_ns));
     fprintf(stderr, "generation  %llu tokens, %.1f tokens/s\n",

@@ -19,12 +19,18 @@ struct eep_engine_opts {
     uint32_t node_size;
     uint64_t kv_tokens;
     uint32_t timeout_s;
+    const char *cache; /* off, job, keep or require */
+    const char *cache_dir;
 };
 
-#define EEP_ENGINE_OPT_COUNT 10
+#define EEP_ENGINE_OPT_COUNT 12
 
 /** Write the table of those options into opts_out (EEP_ENGINE_OPT_COUNT entries). */
 void eep_engine_opts_table(struct eep_engine_opts *values, struct eep_opt *opts_out);
+
+/** Check what can be checked before an engine is made: EEP_EXIT_OK, or EEP_EXIT_USAGE and said. */
+int eep_engine_opts_check(const struct eep_engine_opts *values,
+                          const struct eep_command_help *help);
 
 /** Make an engine as the options say; a loading bar is shown on rank 0's terminal. Collective. */
 EEP_MUST_CHECK enum eep_status eep_engine_opts_create(const struct eep_engine_opts *values,

@@ -166,8 +166,11 @@ int eep_cmd_eval(int argc, char **argv)
     case EEP_OPTS_OK:
         break;
     }
-    if (v.engine_opts.model == NULL || v.text == NULL) {
-        return eep_opts_wrong(&help, "--model and --text are needed");
+    if (eep_engine_opts_check(&v.engine_opts, &help) != EEP_EXIT_OK) {
+        return EEP_EXIT_USAGE;
+    }
+    if (v.text == NULL) {
+        return eep_opts_wrong(&help, "--text is needed");
     }
     if (v.window < 2) {
         return eep_opts_wrong(&help, "--window must be 2 or more");

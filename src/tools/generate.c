@@ -251,8 +251,8 @@ static int check_usage(const struct generate *g)
     const int sources =
         (g->source.text != NULL) + (g->source.ids.count != 0) + (g->source.file != NULL);
 
-    if (g->engine_opts.model == NULL) {
-        return eep_opts_wrong(&help, "--model is needed");
+    if (eep_engine_opts_check(&g->engine_opts, &help) != EEP_EXIT_OK) {
+        return EEP_EXIT_USAGE;
     }
     if (sources != 1) {
         return eep_opts_wrong(&help, "exactly one of --prompt, --prompt-ids and --prompts-file is "
