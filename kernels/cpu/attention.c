@@ -59,27 +59,29 @@ struct unit {
     float *scores;
     size_t begin[UNIT_ROWS]; /* first visible position of each row */
     size_t end[UNIT_ROWS];   /* behind the last */
-    float sum[UNIT_ROWS];    /* of each row's weights */
+    const float *q_row[UNIT_ROWS];
+    float *out_row[UNIT_ROWS];
+    float sum[UNIT_ROWS]; /* of each row's weights */
     _Alignas(EEP_CACHE_LINE) float q[UNIT_ROWS * EEP_TILE_STRIDE];
 };
 
-static size_t row_of(const struct unit *u, size_t i)
+/* The rows of the unit: the heads of the group for one position, then for the next. */
+static void find_rows(struct unit *u)
 {
-    return u->seq->first_row + (u->first + i) / u->group;
-}
+    const struct eep_attention *a = u->a;
+    size_t row = u->first / u->group;
+    size_t head = u->first % u->group;
 
-static size_t head_of(const struct unit *u, size_t i)
-{
-    return u->kv_head * u->group + (u->first + i) % u->group;
-}
-
-static void find_visible(struct unit *u)
-{
     for (size_t i = 0; i < u->rows; i++) {
-        size_t pos = u->seq->first_pos + (u->first + i) / u->group;
+        size_t end = (size_t)u->seq->first_pos + row + 1;
+        size_t at = (u->kv_head * u->group + head) * a->cache->head_dim;
 
-        u->end[i] = pos + 1;
-        u->begin[i] = u->a->window != 0 && pos + 1 > u->a->window ? pos + 1 - u->a->window : 0;
+        u->end[i] = end;
+        u->begin[i] = a->window != 0 && end > a->window ? end - a->window : 0;
+        u->q_row[i] = a->q + (u->seq->first_row + row) * a->q_stride + at;
+        u->out_row[i] = a->out + (u->seq->first_row + row) * a->out_stride + at;
+        head = head + 1 < u->group ? head + 1 : 0;
+        row += head == 0;
     }
     u->block_first = u->begin[0] / EEP_KV_BLOCK;
     u->block_last = (u->end[u->rows - 1] - 1) / EEP_KV_BLOCK;
@@ -113,10 +115,7 @@ static size_t tile_begin(const struct unit *u, size_t tile)
 static void pack_q(struct unit *u, size_t d0, size_t count)
 {
     for (size_t i = 0; i < u->rows; i++) {
-        const float *q = u->a->q + row_of(u, i) * u->a->q_stride;
-
-        memcpy(u->q + i * EEP_TILE_STRIDE, q + head_of(u, i) * u->a->cache->head_dim + d0,
-               count * sizeof(*q));
+        u->isa->rows->copy(u->q_row[i] + d0, count, u->q + i * EEP_TILE_STRIDE);
     }
 }
 
@@ -208,7 +207,9 @@ static void add_values(const struct unit *u, const void *const *values, size_t r
     };
 
     values += begin % EEP_TILE_K / EEP_KV_BLOCK;
-    memcpy(w, values, (eep_div_up(end, EEP_KV_BLOCK) - begin / EEP_KV_BLOCK + 1) * sizeof(*w));
+    for (size_t block = begin / EEP_KV_BLOCK; block <= eep_div_up(end, EEP_KV_BLOCK); block++) {
+        w[block - begin / EEP_KV_BLOCK] = *values++; /* and one more, to be fetched ahead */
+    }
     w[0] = (const float *)w[0] + skip * EEP_PANEL;
     u->isa->tiles->f32[row_end - row](&tile);
 }
@@ -244,23 +245,21 @@ static void add_stretch(const struct unit *u, const void *const *values, size_t 
 
 static void store_out(const struct unit *u, size_t panel, const float *c)
 {
-    size_t dim = u->a->cache->head_dim;
     size_t d0 = panel * EEP_PANEL;
+    size_t count = EEP_MIN(u->a->cache->head_dim - d0, (size_t)EEP_PANEL);
 
     for (size_t i = 0; i < u->rows; i++) {
-        float *out = u->a->out + row_of(u, i) * u->a->out_stride + head_of(u, i) * dim + d0;
-
-        u->isa->rows->divide(c + i * EEP_PANEL, EEP_MIN(dim - d0, (size_t)EEP_PANEL), u->sum[i],
-                             out);
+        u->isa->rows->divide(c + i * EEP_PANEL, count, u->sum[i], u->out_row[i] + d0);
     }
 }
 
 static void find_outputs(const struct unit *u, size_t panel)
 {
-    _Alignas(EEP_CACHE_LINE) float c[UNIT_ROWS * EEP_PANEL] = {0};
+    _Alignas(EEP_CACHE_LINE) float c[UNIT_ROWS * EEP_PANEL];
     const void *values[STRETCH_BLOCKS + 1];
     size_t first = u->block_first / STRETCH_BLOCKS * STRETCH_BLOCKS;
 
+    memset(c, 0, u->rows * EEP_PANEL * sizeof(*c));
     for (size_t at = first; at <= u->block_last; at += STRETCH_BLOCKS) {
         for (size_t b = 0; b <= STRETCH_BLOCKS; b++) {
             /* Blocks outside of what is seen are only fetched ahead, if at all. */
@@ -303,7 +302,7 @@ static void run_unit(struct unit *u, size_t index)
     u->first = all * part / per_head;
     u->rows = all * (part + 1) / per_head - u->first;
     u->tiles = eep_cpu_tile_count(u->isa, u->rows);
-    find_visible(u);
+    find_rows(u);
     find_scores(u);
     for (size_t i = 0; i < u->rows; i++) {
         weigh_row(u, i);

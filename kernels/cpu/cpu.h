@@ -53,6 +53,8 @@ struct eep_cpu_tiles {
 
 /** The row operations of an instruction set (rows_*.c). */
 struct eep_cpu_rows {
+    /** y = x: for pieces of 1 KiB, where memcpy() may become a slow string instruction. */
+    void (*copy)(const float *x, size_t n, float *y);
     /** h[i] = silu(gate[i]) * up[i] for one panel row of 32. */
     void (*silu_mul)(const float *gate, const float *up, float *h);
     void (*rmsnorm)(const float *x, size_t n, const float *weight, float eps, float *y);

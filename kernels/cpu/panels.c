@@ -58,11 +58,13 @@ static const float *x_row(const struct eep_cpu_product *product, size_t row)
 
 static void pack_rows(const struct stretch *s, float *x)
 {
+    void (*copy)(const float *, size_t, float *) = s->product->isa->rows->copy;
+
     for (size_t k = 0; k < s->k; k += s->block_k) {
         size_t count = EEP_MIN(s->k - k, s->block_k);
 
         for (size_t r = 0; r < s->rows; r++) {
-            memcpy(x, x_row(s->product, s->row + r) + s->k0 + k, count * sizeof(*x));
+            copy(x_row(s->product, s->row + r) + s->k0 + k, count, x);
             x += EEP_TILE_STRIDE;
         }
     }

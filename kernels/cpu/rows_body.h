@@ -47,6 +47,20 @@ static void span_put(struct span span, const float block[BLOCK], float *x)
     memcpy(x + span.at + span.first, block + span.first, (span.last - span.first) * sizeof(*x));
 }
 
+static void copy(const float *x, size_t n, float *y)
+{
+    size_t i = 0;
+
+    for (; i + BLOCK <= n; i += BLOCK) {
+        for (size_t j = 0; j < BLOCK; j += V_LANES) {
+            v_store(y + i + j, v_load(x + i + j));
+        }
+    }
+    for (; i < n; i++) {
+        y[i] = x[i];
+    }
+}
+
 static void silu_mul(const float *gate, const float *up, float *h)
 {
     for (size_t i = 0; i < EEP_PANEL; i += V_LANES) {
@@ -267,7 +281,7 @@ static void divide(const float *x, size_t n, float by, float *y)
 
 #define CPU_ROWS                                                                                   \
     {                                                                                              \
-        .silu_mul = silu_mul, .rmsnorm = rmsnorm, .rope = rope, .add = add,                        \
+        .copy = copy, .silu_mul = silu_mul, .rmsnorm = rmsnorm, .rope = rope, .add = add,          \
         .add_scaled = add_scaled, .weighted_sum = weighted_sum, .scaled_max = scaled_max,          \
         .exp_sum = exp_sum, .divide = divide,                                                      \
     }
