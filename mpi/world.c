@@ -27,6 +27,8 @@
 #define LEAVE_NS (500 * EEP_NS_PER_MS)
 /* How long it stays after a death, so that all see that before the job ends. */
 #define LINGER_NS (200 * EEP_NS_PER_MS)
+#define TURN_NS (100 * EEP_NS_PER_MS)
+#define TURNS_NS_MAX (2 * EEP_NS_PER_S)
 #define LEAVE_TAG 1 /* on the control communicator, where there are no other messages */
 
 /* ---- parameters ---- */
@@ -310,12 +312,29 @@ static void tell_leaving(struct eep_world *world)
     }
 }
 
-/* After a death MPI is not touched any more. */
-static void linger(void)
+static void sleep_ns(uint64_t ns)
 {
-    const struct timespec limit = {.tv_nsec = LINGER_NS};
+    const struct timespec limit = {.tv_sec = (time_t)(ns / EEP_NS_PER_S),
+                                   .tv_nsec = (long)(ns % EEP_NS_PER_S)};
 
     (void)nanosleep(&limit, NULL);
+}
+
+/*
+ * One after the other, the lowest first: at its end the launcher ends the rest. When several ranks
+ * end with an error at once, mpirun (PRRTE 3.0.14) blocks for ever on a lock of its own, 9 times of
+ * 100.
+ */
+static void end_in_turn(const struct eep_world *world)
+{
+    uint64_t place = world->xport.topo.rank;
+
+    if (world->node.head != NULL) {
+        const unsigned lost = atomic_load(&world->node.head->lost);
+
+        place -= lost != 0 && lost - 1 < place;
+    }
+    sleep_ns(EEP_MIN(place * TURN_NS, TURNS_NS_MAX));
 }
 
 /*
@@ -340,12 +359,13 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
     } else {
         tell_leaving(world);
         if (world->death) {
-            linger();
+            sleep_ns(LINGER_NS); /* MPI is not touched any more */
         } else {
             orderly = all_leave(world, LEAVE_NS);
         }
     }
     if (!orderly) {
+        end_in_turn(world);
         return; /* the world's memory is left to the process's end, as are MPI's objects */
     }
     eep_node_close(world);
