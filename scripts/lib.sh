@@ -70,6 +70,18 @@ END
     return "$ok"
 }
 
+# The version of an Open MPI wrapper, such as 5.0.11.
+mpicc_version()
+{
+    "$1" --showme:version 2>/dev/null | sed -n 's/.*Open MPI \([0-9.]*[0-9]\).*/\1/p'
+}
+
+# version_at_least VERSION MINIMUM
+version_at_least()
+{
+    [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$2" ]
+}
+
 # The mpicc that scripts/setup chose for a build directory; fails if it is gone or none was chosen.
 chosen_mpicc()
 {

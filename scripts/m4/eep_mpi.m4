@@ -3,7 +3,8 @@
 #   --with-mpi=DIR   use DIR/bin/mpicc
 #   MPICC=...        use that wrapper
 #
-# By default the mpicc on PATH, else the one that scripts/setup put into the build directory.
+# By default the mpicc on PATH, else the one that scripts/setup put into the build directory; one that
+# is older than 5.0.10 only when there is no other.
 AC_DEFUN([EEP_CHECK_MPI], [
     AC_ARG_WITH([mpi],
         [AS_HELP_STRING([--with-mpi@<:@=DIR@:>@], [Open MPI 5 with ULFM in DIR (default: mpicc on PATH)])
@@ -17,8 +18,11 @@ AS_HELP_STRING([--without-mpi], [build a single-process eep])],
         eep_mpi_trouble="no mpicc was found"
         AS_IF([test "x$with_mpi" != xyes], [eep_mpi_wrappers="$with_mpi/bin/mpicc"],
               [test "x$MPICC" != x], [eep_mpi_wrappers=$MPICC],
-              [eep_mpi_wrappers="mpicc `pwd`/openmpi/bin/mpicc"])
+              [eep_mpi_wrappers="mpicc `pwd`/openmpi/bin/mpicc mpicc"])
+        eep_mpi_left=0
+        for eep_mpicc in $eep_mpi_wrappers; do eep_mpi_left=`expr $eep_mpi_left + 1`; done
         for eep_mpicc in $eep_mpi_wrappers; do
+            eep_mpi_left=`expr $eep_mpi_left - 1`
             AS_IF([test $eep_mpi = no], [EEP_TRY_MPICC([$eep_mpicc])])
         done
         AS_IF([test $eep_mpi = no], [EEP_MPI_REFUSE([$eep_mpi_trouble])])
@@ -56,11 +60,15 @@ AC_DEFUN([EEP_TRY_MPICC], [
 #include <mpi-ext.h>
 ]], [[MPI_Comm c = MPI_COMM_NULL; int flag = 0;
 return MPIX_Comm_shrink(c, &c) + MPIX_Comm_agree(c, &flag) + MPIX_Comm_revoke(c);]])], [
-            eep_mpi=yes
+            eep_mpi_version=`$eep_mpi_path --showme:version 2>/dev/null | sed -n 's/.*Open MPI \(@<:@0-9.@:>@*@<:@0-9@:>@\).*/\1/p'`
+            AS_VERSION_COMPARE([$eep_mpi_version], [5.0.10], [eep_mpi_old=yes], [eep_mpi_old=no], [eep_mpi_old=no])
+            AS_IF([test $eep_mpi_old = no || test $eep_mpi_left = 0], [eep_mpi=yes])
             MPICC=$eep_mpi_path MPI_CFLAGS=$eep_mpi_compile MPI_LIBS=$eep_mpi_link
             MPIRUN="`dirname "$eep_mpi_path"`/mpirun"
-            eep_mpi_summary="$eep_mpi_path"
-            AC_MSG_RESULT([yes])
+            eep_mpi_summary="$eep_mpi_path, Open MPI $eep_mpi_version"
+            AC_MSG_RESULT([yes, version $eep_mpi_version])
+            AS_IF([test $eep_mpi_old = yes && test $eep_mpi = yes],
+                [AC_MSG_WARN([Open MPI $eep_mpi_version: eep is tested with 5.0.10 and later])])
         ], [
             eep_mpi_trouble="the MPI of $eep_mpi_path has no ULFM (MPIX_Comm_shrink in mpi-ext.h)"
             AC_MSG_RESULT([no: no ULFM])
