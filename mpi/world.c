@@ -374,6 +374,9 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
     (void)MPI_Comm_free(&world->control);
     (void)MPI_Finalize();
     eep_watch_end();
+    if (status != EEP_OK) {
+        end_in_turn(world);
+    }
     free_world(world);
 }
 

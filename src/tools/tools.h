@@ -39,7 +39,7 @@ int eep_tool_end(struct eep_engine *engine, enum eep_status status);
 
 /**
  * Tell `eep launch` this rank's exit status (launch.c); nothing without it. Every rank calls it
- * once, right before it ends.
+ * once, right before it ends. With an error, ranks above 0 wait here for rank 0 to end first.
  */
 void eep_status_file_write(int status);
 
