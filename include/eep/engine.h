@@ -56,7 +56,8 @@ enum eep_cache_mode {
     EEP_CACHE_OFF,     /**< in this process's own memory */
     EEP_CACHE_JOB,     /**< shared by the ranks of a node, removed at the end of the last one */
     EEP_CACHE_KEEP,    /**< left for the next start, which attaches instead of loading */
-    EEP_CACHE_REQUIRE, /**< as KEEP; without room for it loading fails instead of going on without */
+    EEP_CACHE_REQUIRE, /**< as KEEP; without room for it loading fails instead of going on without
+                        */
 };
 
 /** How to make an engine. Strings are copied. */
@@ -230,9 +231,9 @@ struct eep_engine_facts {
     uint64_t generation_step_tokens;          /**< tokens of those other steps */
     uint64_t steps;
     uint64_t load_ns;
-    const char *cache_path;   /**< directory of the weight cache, owned by the engine; NULL: none */
-    bool cache_attached;      /**< it was there, complete, before this start */
-    uint64_t layout_version;  /**< of the cache's record; 0 without one */
+    const char *cache_path;  /**< directory of the weight cache, owned by the engine; NULL: none */
+    bool cache_attached;     /**< it was there, complete, before this start */
+    uint64_t layout_version; /**< of the cache's record; 0 without one */
     const struct eep_rank_memory *memory; /**< (ranks), owned by the engine */
 };
 

@@ -44,8 +44,8 @@ int eep_tool_end(struct eep_engine *engine, enum eep_status status);
 void eep_status_file_write(int status);
 
 /**
- * Before a rank ends with an error: let the one that speaks go first. A launcher ends the job when a
- * rank ends with an error, and may drop what another has just written. Nothing under no launcher.
+ * Before a rank ends with an error: let the one that speaks go first. A launcher ends the job when
+ * a rank ends with an error, and may drop what another has just written. Nothing under no launcher.
  */
 void eep_tool_linger(int exit_status);
 
