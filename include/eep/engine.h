@@ -78,7 +78,7 @@ struct eep_engine_params {
     /** Called while loading with bytes done of bytes in all on this rank; any may be NULL. */
     void (*progress)(void *context, uint64_t done, uint64_t total);
     void *progress_context;
-    uint64_t timeout_ns; /**< longest wait for another rank; default 300 s */
+    uint64_t timeout_ns; /**< longest wait for another rank; default 600 s */
     /** Called when eep_engine_create() fails, before this rank leaves the others: the place for a
      *  program to say eep_error_text(), since a launcher may end the job, and drop its output,
      *  as soon as one rank has ended. */

@@ -126,7 +126,8 @@ enum eep_status eep_engine_create(const struct eep_engine_params *params,
     EEP_TRY_GOTO(eep_agree(e->xport, "parameters", set_params(e, params)), destroy);
     status = eep_mem_alloc(e->xport->topo.size, sizeof(*e->memory), "memory facts", &e->memory);
     EEP_TRY_GOTO(eep_agree(e->xport, "memory facts", status), destroy);
-    EEP_TRY_GOTO(eep_threads_set(e->xport, e->threads, &e->threads), destroy);
+    status = eep_threads_set(e->xport, e->threads, &e->threads);
+    EEP_TRY_GOTO(eep_agree(e->xport, "threads", status), destroy);
     EEP_TRY_GOTO(preflight(e), destroy);
     *engine_out = e;
     return EEP_OK;
@@ -245,6 +246,15 @@ enum eep_status eep_engine_load(struct eep_engine *e)
     return e->broken;
 }
 
+/* How to leave: together, also after a failure that all ranks agreed on; else at once. */
+static enum eep_status leaving_status(const struct eep_engine *e)
+{
+    const bool together =
+        !e->apart && e->broken != EEP_ERR_TIMEOUT && eep_status_lost(e->broken) < EEP_LOST_PEER;
+
+    return together ? EEP_OK : e->broken;
+}
+
 void eep_engine_destroy(struct eep_engine *e)
 {
     if (e == NULL) {
@@ -266,7 +276,7 @@ void eep_engine_destroy(struct eep_engine *e)
     eep_model_config_free(&e->config);
     eep_ckpt_close(e->ckpt);
     if (e->xport != NULL) {
-        e->xport->ops->close(e->xport, e->broken);
+        e->xport->ops->close(e->xport, leaving_status(e));
     }
     eep_mem_free(e->memory);
     free(e->model_dir);

@@ -206,7 +206,8 @@ enum eep_status eep_engine_step(struct eep_engine *e, bool *idle_out)
     }
     *idle_out = e->unfinished == 0;
     if (!*idle_out) {
-        e->broken = run_step(e); /* ranks are no longer in step after a failure */
+        e->broken = run_step(e);
+        e->apart = e->broken != EEP_OK;
     }
     return e->broken;
 }

@@ -1,6 +1,7 @@
 /*
- * Threads per rank: the cores that the launcher gave this process, else the machine's cores over
- * the ranks on it. hwloc tells the cores; OpenMP runs the threads.
+ * Threads per rank: the cores that this process may use (those that the launcher gave it, or all of
+ * the machine) over the ranks that may use the same ones. hwloc tells the cores; OpenMP runs the
+ * threads.
  */
 #include <hwloc.h>
 #include <omp.h>
@@ -14,44 +15,60 @@
 
 #define MAX_THREADS 1024u
 
+/* What this process may use; `places` is equal for processes that may use the same. */
 struct cores {
-    uint32_t machine; /* all cores */
-    uint32_t allowed; /* those that this process may use */
+    uint32_t count;
+    uint64_t places;
 };
 
-static uint32_t count_cores(hwloc_topology_t topology, hwloc_const_cpuset_t set)
+static uint64_t hash_text(uint64_t hash, const char *text) /* FNV-1a */
 {
-    const int cores = hwloc_get_nbobjs_inside_cpuset_by_type(topology, set, HWLOC_OBJ_CORE);
-    const int units = hwloc_bitmap_weight(set);
+    for (; *text != '\0'; text++) {
+        hash = (hash ^ (unsigned char)*text) * UINT64_C(1099511628211);
+    }
+    return hash;
+}
 
-    return (uint32_t)(cores > 0 ? cores : EEP_MAX(units, 1));
+static enum eep_status look_at(hwloc_topology_t topology, hwloc_bitmap_t set,
+                               struct cores *cores_out)
+{
+    hwloc_const_cpuset_t all = hwloc_topology_get_allowed_cpuset(topology);
+    char *text;
+
+    if (hwloc_get_cpubind(topology, set, HWLOC_CPUBIND_PROCESS) != 0) {
+        hwloc_bitmap_copy(set, all);
+    }
+    hwloc_bitmap_and(set, set, all);
+    if (hwloc_bitmap_asprintf(&text, set) < 0) {
+        return EEP_FAIL(EEP_ERR_NOMEM, "no memory for a set of cores");
+    }
+    const int cores = hwloc_get_nbobjs_inside_cpuset_by_type(topology, set, HWLOC_OBJ_CORE);
+    const int units =
+        hwloc_bitmap_weight(set); /* where cores are not told, or shared out in parts */
+
+    cores_out->count = (uint32_t)(cores > 0 ? cores : EEP_MAX(units, 1));
+    cores_out->places = hash_text(cores_out->places, text);
+    free(text);
+    return EEP_OK;
 }
 
 static enum eep_status find_cores(struct cores *cores_out)
 {
     enum eep_status status = EEP_FAIL(EEP_ERR_IO, "hwloc cannot read this machine's topology");
-    hwloc_bitmap_t bound = hwloc_bitmap_alloc();
+    hwloc_bitmap_t set = hwloc_bitmap_alloc();
     hwloc_topology_t topology;
 
-    if (bound == NULL || hwloc_topology_init(&topology) != 0) {
-        hwloc_bitmap_free(bound);
+    if (set == NULL || hwloc_topology_init(&topology) != 0) {
+        hwloc_bitmap_free(set);
         return status;
     }
     hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_NONE);
     hwloc_topology_set_type_filter(topology, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
     if (hwloc_topology_load(topology) == 0) {
-        hwloc_const_cpuset_t all = hwloc_topology_get_allowed_cpuset(topology);
-
-        if (hwloc_get_cpubind(topology, bound, HWLOC_CPUBIND_PROCESS) != 0) {
-            hwloc_bitmap_copy(bound, all);
-        }
-        hwloc_bitmap_and(bound, bound, all);
-        *cores_out = (struct cores){.machine = count_cores(topology, all),
-                                    .allowed = count_cores(topology, bound)};
-        status = EEP_OK;
+        status = look_at(topology, set, cores_out);
     }
     hwloc_topology_destroy(topology);
-    hwloc_bitmap_free(bound);
+    hwloc_bitmap_free(set);
     return status;
 }
 
@@ -59,7 +76,6 @@ static enum eep_status find_cores(struct cores *cores_out)
 static uint64_t machine_id(void)
 {
     char text[256] = {0};
-    uint64_t id = UINT64_C(1469598103934665603); /* FNV-1a */
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
 
     if (file != NULL) {
@@ -69,41 +85,37 @@ static uint64_t machine_id(void)
         fclose(file);
     }
     (void)gethostname(text + strlen(text), sizeof(text) - strlen(text) - 1);
-    for (const char *c = text; *c != '\0'; c++) {
-        id = (id ^ (unsigned char)*c) * UINT64_C(1099511628211);
-    }
-    return id;
+    return hash_text(UINT64_C(1469598103934665603), text);
 }
 
-static enum eep_status count_ranks_here(struct eep_xport *xport, uint32_t *count_out)
+/* This rank's share of its cores: they are divided by the ranks that may use the same ones. */
+static enum eep_status share_out(struct eep_xport *xport, const struct cores *mine,
+                                 uint32_t *threads_out)
 {
-    const uint64_t mine = machine_id();
     uint64_t *all;
+    uint32_t sharers = 0;
 
-    EEP_TRY(eep_mem_alloc(xport->topo.size, sizeof(*all), "machine ids", &all));
-    enum eep_status status = xport->ops->allgather(xport, "machine ids", &mine, sizeof(mine), all);
-    *count_out = 0;
+    EEP_TRY(eep_mem_alloc(xport->topo.size, sizeof(*all), "cores of the ranks", &all));
+    const enum eep_status status =
+        xport->ops->allgather(xport, "cores", &mine->places, sizeof(mine->places), all);
     for (uint32_t r = 0; r < xport->topo.size; r++) {
-        *count_out += all[r] == mine;
+        sharers += all[r] == mine->places;
     }
     eep_mem_free(all);
+    *threads_out = EEP_MAX(mine->count / EEP_MAX(sharers, 1u), 1u);
     return status;
 }
 
 enum eep_status eep_threads_set(struct eep_xport *xport, uint32_t wanted, uint32_t *threads_out)
 {
-    struct cores cores = {.machine = 1, .allowed = 1};
-    uint32_t ranks_here;
+    struct cores cores = {.count = 1, .places = machine_id()};
 
-    EEP_TRY(count_ranks_here(xport, &ranks_here));
     if (wanted == 0) {
-        EEP_TRY(find_cores(&cores));
-        wanted = cores.allowed < cores.machine ? cores.allowed : cores.machine / ranks_here;
-        wanted = EEP_MAX(wanted, 1u);
+        EEP_TRY(eep_agree(xport, "topology", find_cores(&cores)));
+        EEP_TRY(share_out(xport, &cores, &wanted));
     }
-    wanted = EEP_MIN(wanted, MAX_THREADS);
+    *threads_out = EEP_MIN(wanted, MAX_THREADS);
     omp_set_dynamic(0);
-    omp_set_num_threads((int)wanted);
-    *threads_out = wanted;
+    omp_set_num_threads((int)*threads_out);
     return EEP_OK;
 }

@@ -29,7 +29,7 @@ void eep_engine_opts_table(struct eep_engine_opts *v, struct eep_opt *opts_out)
         {"node-size", EEP_OPT_U32, &v->node_size, "K",
          "every K ranks count as one node (default: real nodes)"},
         {"timeout", EEP_OPT_U32, &v->timeout_s, "SECONDS",
-         "longest wait for another rank (default 300)"},
+         "longest wait for another rank (default 600)"},
         {"weight-cache", EEP_OPT_STRING, &v->cache, "MODE",
          "packed weights in the node's shared memory: off (default);\njob: until the end; keep: "
          "for "
