@@ -208,6 +208,107 @@ START_TEST(a_seat_of_an_older_cache_is_refused)
 }
 END_TEST
 
+/* Change a byte of a file in place, as a stray write would. */
+static void poke(const char *base, const char *name, size_t at)
+{
+    char path[EEP_WCACHE_PATH_MAX + 40];
+    unsigned char byte;
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/%s", base, name);
+    ck_assert_msg(strcmp(name, "record") != 0,
+                  "another descriptor would drop this process's locks");
+    fd = open(path, O_RDWR);
+    ck_assert_int_eq(pread(fd, &byte, 1, (off_t)at), 1);
+    byte ^= 2;
+    ck_assert_int_eq(pwrite(fd, &byte, 1, (off_t)at), 1);
+    close(fd);
+}
+
+START_TEST(a_header_that_goes_bad_is_seen_by_the_next_pin)
+{
+    char path[EEP_WCACHE_PATH_MAX];
+    struct eep_wcache_view *view;
+    struct eep_wcache *c;
+    uint32_t frame;
+
+    cache_path(path, sizeof(path));
+    c = filled();
+    CK_OK(eep_wcache_pin(c, &view));
+    frame = eep_wcache_view_frames(view)[0];
+    eep_wcache_unpin(c, view);
+    poke(path, "seat-000",
+         sizeof(struct wc_seat_header) + frame * sizeof(struct wc_frame) +
+             offsetof(struct wc_frame, expert));
+    FAILS(eep_wcache_pin(c, &view), EEP_ERR_CACHE_BAD, "should hold");
+    eep_wcache_close(c);
+}
+END_TEST
+
+static void prepare_and_die(struct eep_wcache *c)
+{
+    struct wt_move m;
+
+    CK_OK(wt_prepare(c, 1, 2, 21, false, &m));
+}
+
+START_TEST(a_damaged_prepared_version_is_only_rolled_back)
+{
+    char path[EEP_WCACHE_PATH_MAX];
+    struct eep_wcache_params params;
+    struct wc_shape shape;
+    struct eep_wcache *c;
+    uint64_t version;
+    struct file f;
+    int32_t map[WT_TABLE];
+
+    cache_path(path, sizeof(path)); /* version 1, in copy 1 */
+    wt_map(map);
+    params = wt_params(dir, map, "engine", 1);
+    CK_OK(wc_shape_init(&params.key, params.spare_frames, params.dense_bytes, &shape));
+    join(other_process(prepare_and_die, "engine P", 3));
+    f = load(path, "record");
+    f.bytes[shape.copy_offset[0] + sizeof(struct wc_copy) + 5] ^= 1;
+    store(&f, f.count);
+    free(f.bytes);
+    c = filled();
+    FAILS(eep_wcache_resolve(c, true, &version), EEP_ERR_CACHE_BAD, "damaged");
+    CK_OK(eep_wcache_resolve(c, false, &version));
+    ck_assert_uint_eq(version, 1);
+    CK_OK(wt_move(c, 0, 2, 3, false));
+    CK_OK(wt_check(c));
+    eep_wcache_close(c);
+}
+END_TEST
+
+static void prepare_in_place_and_die(struct eep_wcache *c)
+{
+    struct wt_move m;
+
+    CK_OK(wt_prepare(c, 1, 2, 21, true, &m));
+}
+
+START_TEST(a_prepared_move_in_place_is_checked_by_its_bytes)
+{
+    struct eep_wcache *c = filled();
+    char path[EEP_WCACHE_PATH_MAX];
+    struct eep_wcache_status s;
+    struct eep_wcache_repair r;
+    uint64_t version;
+
+    CK_OK(eep_wcache_status(c, &s));
+    snprintf(path, sizeof(path), "%s", s.path);
+    join(other_process(prepare_in_place_and_die, "engine P", 3));
+    poke(path, "seat-000", 2 * EEP_PAGE + 4 * 2 * EEP_PAGE + 17); /* frame 4: layer 1, slot 0 */
+    FAILS(eep_wcache_resolve(c, true, &version), EEP_ERR_CACHE_BAD, "do not have its digest");
+    CK_OK(eep_wcache_resolve(c, false, &version));
+    CK_OK(eep_wcache_repair(c, false, 0, wt_refill, NULL, &r));
+    ck_assert_uint_gt(r.refilled, 0);
+    CK_OK(wt_check(c));
+    eep_wcache_close(c);
+}
+END_TEST
+
 START_TEST(bad_bytes_are_found_and_repaired)
 {
     char path[EEP_WCACHE_PATH_MAX];
@@ -278,6 +379,9 @@ int main(void)
         every_field_of_the_record_is_checked,
         every_field_of_seats_and_dense_is_checked,
         a_seat_of_an_older_cache_is_refused,
+        a_header_that_goes_bad_is_seen_by_the_next_pin,
+        a_damaged_prepared_version_is_only_rolled_back,
+        a_prepared_move_in_place_is_checked_by_its_bytes,
         bad_bytes_are_found_and_repaired,
         every_allocation_may_fail,
         map_digest_is_as_documented,
