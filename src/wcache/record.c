@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fault.h"
 #include "wcache/wcache_int.h"
 
 /* ---- header -----------------------------------------------------------------------------------
@@ -142,6 +143,7 @@ static enum eep_status snapshot_once(struct eep_wcache *c, bool prepared, struct
     if (prepared && !before.prepared) {
         return EEP_FAIL(EEP_ERR_STALE, "%s: no version is prepared", c->path);
     }
+    EEP_FAULT("wcache.snapshot.begun");
     memcpy(copy, wc_copy_at(c, prepared ? before.prepared_copy : before.copy), c->shape.copy_bytes);
     atomic_thread_fence(memory_order_seq_cst);
     EEP_TRY(wc_state_read(c, &after));

@@ -338,6 +338,10 @@ static void reader(uint64_t id)
     struct eep_wcache_view *view, *next;
     struct eep_wcache *c;
 
+    /* Once, a mover is quicker than a reader that copies a version. */
+    setenv("EEP_FAULT_AT", "wcache.snapshot.begun:9", 1);
+    setenv("EEP_FAULT_ACTION", "sleep:20", 1);
+    eep_fault_rearm();
     if (attach_as("reader", id, &c) != EEP_OK || wt_fill(c) != EEP_OK ||
         eep_wcache_pin(c, &view) != EEP_OK) {
         fail_child("reader");

@@ -71,6 +71,42 @@ START_TEST(job_cache_goes_with_the_last)
 }
 END_TEST
 
+static struct eep_wcache *attach_job(uint64_t id)
+{
+    int32_t map[WT_TABLE];
+    struct eep_wcache_params params;
+    struct eep_wcache *c;
+
+    wt_map(map);
+    params = wt_params(dir, map, "job", id);
+    params.keep = false;
+    CK_OK(eep_wcache_open(&params, &c));
+    return c;
+}
+
+START_TEST(job_cache_stays_while_another_process_uses_it)
+{
+    struct eep_wcache_info *infos;
+    struct eep_wcache *c = attach_job(7);
+    size_t count;
+    const pid_t pid = fork();
+
+    if (pid == 0) {
+        eep_wcache_close(attach_job(7));
+        _exit(0);
+    }
+    join(pid);
+    CK_OK(wt_fill(c));
+    CK_OK(eep_wcache_list(dir, &infos, &count));
+    ck_assert_uint_eq(count, 1);
+    eep_mem_free(infos);
+    eep_wcache_close(c);
+    CK_OK(eep_wcache_list(dir, &infos, &count));
+    ck_assert_uint_eq(count, 0);
+    eep_mem_free(infos);
+}
+END_TEST
+
 START_TEST(different_keys_live_side_by_side)
 {
     int32_t map[WT_TABLE];
@@ -368,6 +404,7 @@ int main(void)
     const TTest *const tests[] = {
         filled_once_then_attached,
         job_cache_goes_with_the_last,
+        job_cache_stays_while_another_process_uses_it,
         different_keys_live_side_by_side,
         second_open_in_a_process_is_refused,
         bad_parameters_are_refused,
