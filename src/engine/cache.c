@@ -13,6 +13,7 @@
  */
 #include <inttypes.h>
 #include <limits.h>
+#include <omp.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -371,6 +372,12 @@ static enum eep_status load_dense(struct eep_engine *e)
                             &e->model);
 }
 
+/* True for a seat that this rank executes. */
+static bool is_own(const struct eep_engine *e, uint32_t seat)
+{
+    return eep_layout_executor(seat, e->layout->seats, e->xport->topo.size) == e->xport->topo.rank;
+}
+
 static enum eep_status fill_slot(struct eep_engine *e, uint32_t layer, struct eep_slot slot,
                                  uint64_t frame_bytes)
 {
@@ -409,6 +416,23 @@ static enum eep_status load_seat(struct eep_engine *e, struct eep_seat seat, uin
     return eep_wcache_seat_end(e->cache, seat);
 }
 
+/* Pages are mapped before serving, not on first touch; each thread does its share of each file. */
+static void populate(const struct eep_engine *e)
+{
+#pragma omp parallel
+    {
+        const uint32_t part = (uint32_t)omp_get_thread_num();
+        const uint32_t parts = (uint32_t)omp_get_num_threads();
+
+        eep_wcache_dense_populate(e->cache, part, parts);
+        for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
+            if (is_own(e, seat)) {
+                eep_wcache_seat_populate(e->cache, (struct eep_seat){seat}, part, parts);
+            }
+        }
+    }
+}
+
 static enum eep_status load_parts(struct eep_engine *e)
 {
     const struct eep_experts_source source = source_of(e);
@@ -418,11 +442,11 @@ static enum eep_status load_parts(struct eep_engine *e)
     EEP_TRY(eep_experts_content(&source, &frame_bytes, &dtype));
     EEP_TRY(load_dense(e));
     for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
-        if (eep_layout_executor(seat, e->layout->seats, e->xport->topo.size) ==
-            e->xport->topo.rank) {
+        if (is_own(e, seat)) {
             EEP_TRY(load_seat(e, (struct eep_seat){seat}, frame_bytes));
         }
     }
+    populate(e);
     return EEP_OK;
 }
 
