@@ -99,8 +99,8 @@ struct eep_engine {
     struct eep_model_config config;
     struct eep_layout *layout;
     struct eep_tokenizer *tokenizer; /* NULL until first used */
-    enum eep_status broken; /* a failure after which no collective call works */
-    bool apart;             /* it was not agreed on: the ranks are not in step any more */
+    enum eep_status broken;          /* a failure after which no collective call works */
+    bool apart;                      /* it was not agreed on: the ranks are not in step any more */
 
     /* From eep_engine_load(). */
     bool loaded;
