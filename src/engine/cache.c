@@ -4,8 +4,8 @@
  *     find    rank 0 looks for a cache of this checkpoint; one of another shape (seats, slots) is
  *             used as it is, since members execute the seats that there are
  *     open    every rank attaches to the cache of its node, or creates it
- *     agree   all records at the same version and digest, none dirty or pending; else every rank
- *             fails with the same reason
+ *     agree   all records with the same map, none dirty or pending; else every rank fails with the
+ *             same reason
  *     load    what is missing is filled by the ranks that execute it, dense weights once per node;
  *             then a version is pinned and its frames are used where they lie
  *
@@ -255,7 +255,7 @@ static enum eep_status look_at_record(const struct eep_engine *e, struct found *
     return EEP_OK;
 }
 
-/* All nodes must hold the same version of the same map. */
+/* All nodes must hold the same map. Versions may differ: a repair publishes the same map anew. */
 static enum eep_status compare_records(struct eep_engine *e, const struct found *mine)
 {
     const uint32_t ranks = e->xport->topo.size;
@@ -269,13 +269,12 @@ static enum eep_status compare_records(struct eep_engine *e, const struct found 
             e->xport->ops->allgather(e->xport, "weight cache records", mine, sizeof(*mine), all);
     }
     for (uint32_t r = 1; status == EEP_OK && r < ranks; r++) {
-        if (memcmp(&all[r], &all[0], sizeof(all[0])) != 0) {
-            status =
-                EEP_FAIL(EEP_ERR_STALE,
-                         "the nodes' weight caches disagree: node %u has layout version "
-                         "%" PRIu64 ", node %u version %" PRIu64 "%s; drop one (eep cache drop)",
-                         e->xport->topo.node_of[0], all[0].version, e->xport->topo.node_of[r],
-                         all[r].version, all[0].version == all[r].version ? " of another map" : "");
+        if (memcmp(all[r].digest, all[0].digest, sizeof(all[0].digest)) != 0) {
+            status = EEP_FAIL(EEP_ERR_STALE,
+                              "the nodes' weight caches hold different layouts: node %u version "
+                              "%" PRIu64 ", node %u version %" PRIu64 "; drop one (eep cache drop)",
+                              e->xport->topo.node_of[0], all[0].version, e->xport->topo.node_of[r],
+                              all[r].version);
         }
     }
     eep_mem_free(all);
