@@ -377,6 +377,8 @@ enum eep_status eep_wcache_seat_end(struct eep_wcache *cache, struct eep_seat se
     EEP_FAULT("wcache.seat.valid");
     s->filling = false;
     wc_seat_unlock(cache, seat.id);
+    /* Pages need not be mapped twice; the mapping is for the next write, the file keeps them. */
+    (void)madvise(s->writable, cache->shape.seat_bytes, MADV_DONTNEED);
     return EEP_OK;
 }
 
