@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "mpi_int.h"
 
@@ -128,32 +129,22 @@ struct machine {
     cpu_set_t cpus;
 };
 
-static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
-{
-    const unsigned char *p = data;
-
-    for (size_t i = 0; i < bytes; i++) {
-        hash = (hash ^ p[i]) * UINT64_C(1099511628211); /* FNV-1a */
-    }
-    return hash;
-}
-
 static void describe_machine(struct machine *machine_out)
 {
     char text[256] = {0};
     struct stat shm;
-    uint64_t id = UINT64_C(14695981039346656037);
+    uint64_t id = EEP_HASH_START;
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
 
     if (file != NULL) {
-        id = mix(id, text, fread(text, 1, sizeof(text), file));
+        id = eep_hash_bytes(id, text, fread(text, 1, sizeof(text), file));
         fclose(file);
     }
     if (gethostname(text, sizeof(text) - 1) == 0) {
-        id = mix(id, text, strlen(text));
+        id = eep_hash_bytes(id, text, strlen(text));
     }
     if (stat("/dev/shm", &shm) == 0) {
-        id = mix(id, &shm.st_dev, sizeof(shm.st_dev)); /* a container may have its own */
+        id = eep_hash_bytes(id, &shm.st_dev, sizeof(shm.st_dev)); /* a container may have its own */
     }
     machine_out->id = id;
     if (sched_getaffinity(0, sizeof(machine_out->cpus), &machine_out->cpus) != 0) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "ckpt/ckpt_int.h"
@@ -13,12 +14,7 @@
 
 static uint64_t hash_name(const char *name)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-
-    for (const unsigned char *c = (const unsigned char *)name; *c != 0; c++) {
-        hash = (hash ^ *c) * UINT64_C(0x100000001b3);
-    }
-    return eep_rng_mix(hash);
+    return eep_rng_mix(eep_hash_bytes(EEP_HASH_START, name, strlen(name)));
 }
 
 /* The slot that holds `name`, or the free one where it belongs. */

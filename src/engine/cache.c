@@ -31,16 +31,6 @@
 #define PACKING_VERSION 1 /* of panels and frames: kernels/kernels.h, model/ffn.h */
 #define WAIT_NS (300 * EEP_NS_PER_S)
 
-static struct eep_experts_source source_of(const struct eep_engine *e)
-{
-    return (struct eep_experts_source){.config = &e->config,
-                                       .ckpt = e->ckpt,
-                                       .kernels = e->kernels,
-                                       .layout = e->layout,
-                                       .rank = e->xport->topo.rank,
-                                       .ranks = e->xport->topo.size};
-}
-
 /* ---- which cache ---- */
 
 /* One tensor, and its file's size and time when the file is another than the last one's. */
@@ -101,7 +91,7 @@ static void name_node(const struct eep_engine *e, char name_out[EEP_WCACHE_NODE_
 
 static enum eep_status make_key(const struct eep_engine *e, struct eep_wcache_key *key)
 {
-    const struct eep_experts_source source = source_of(e);
+    const struct eep_experts_source source = eep_engine_source(e);
     enum eep_dtype dtype;
 
     memset(key, 0, sizeof(*key));
@@ -380,7 +370,7 @@ static bool is_own(const struct eep_engine *e, uint32_t seat)
 static enum eep_status fill_slot(struct eep_engine *e, uint32_t layer, struct eep_slot slot,
                                  uint64_t frame_bytes)
 {
-    const struct eep_experts_source source = source_of(e);
+    const struct eep_experts_source source = eep_engine_source(e);
     const struct eep_expert expert = {(uint32_t)eep_layout_expert(e->layout, layer, slot)};
     struct eep_wcache_frame frame;
     void *bytes;
@@ -434,7 +424,7 @@ static void populate(const struct eep_engine *e)
 
 static enum eep_status load_parts(struct eep_engine *e)
 {
-    const struct eep_experts_source source = source_of(e);
+    const struct eep_experts_source source = eep_engine_source(e);
     uint64_t frame_bytes;
     enum eep_dtype dtype;
 
@@ -460,7 +450,7 @@ static const void *frame_of(void *context, uint32_t layer, struct eep_slot slot)
 
 static enum eep_status attach_experts(struct eep_engine *e)
 {
-    const struct eep_experts_source source = source_of(e);
+    const struct eep_experts_source source = eep_engine_source(e);
 
     EEP_TRY(eep_wcache_pin(e->cache, &e->view));
     if (memcmp(eep_wcache_view_map(e->view), e->layout->phys2log,

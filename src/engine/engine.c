@@ -149,15 +149,20 @@ static void report_progress(void *context, uint64_t loaded, uint64_t total)
     e->progress(e->progress_context, loaded, total);
 }
 
+struct eep_experts_source eep_engine_source(const struct eep_engine *e)
+{
+    return (struct eep_experts_source){.config = &e->config,
+                                       .ckpt = e->ckpt,
+                                       .kernels = e->kernels,
+                                       .layout = e->layout,
+                                       .rank = e->xport->topo.rank,
+                                       .ranks = e->xport->topo.size};
+}
+
 /* The weights that this rank needs, in its own memory. Local. */
 static enum eep_status load_weights(struct eep_engine *e)
 {
-    const struct eep_experts_source source = {.config = &e->config,
-                                              .ckpt = e->ckpt,
-                                              .kernels = e->kernels,
-                                              .layout = e->layout,
-                                              .rank = e->xport->topo.rank,
-                                              .ranks = e->xport->topo.size};
+    const struct eep_experts_source source = eep_engine_source(e);
 
     EEP_TRY(eep_model_load(&e->config, e->ckpt, e->kernels, &e->model));
     if (e->layout != NULL) {

@@ -146,6 +146,9 @@ struct eep_engine {
     struct eep_rank_memory *memory; /* (ranks) */
 };
 
+/* engine.c: where this rank's experts come from. */
+struct eep_experts_source eep_engine_source(const struct eep_engine *engine);
+
 /* agree.c */
 EEP_MUST_CHECK enum eep_status eep_agree(struct eep_xport *xport, const char *what,
                                          enum eep_status status);

@@ -13,12 +13,7 @@ struct need {
 static enum eep_status own_need(struct eep_engine *e, struct need *need_out)
 {
     const struct eep_model_config *c = &e->config;
-    const struct eep_experts_source source = {.config = c,
-                                              .ckpt = e->ckpt,
-                                              .kernels = e->kernels,
-                                              .layout = e->layout,
-                                              .rank = e->xport->topo.rank,
-                                              .ranks = e->xport->topo.size};
+    const struct eep_experts_source source = eep_engine_source(e);
     uint64_t weights = 0;
 
     if (e->cache == NULL) { /* else the cache has its memory, or finds out while filling */

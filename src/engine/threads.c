@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/hash.h"
 #include "base/mem.h"
 #include "engine/engine_int.h"
 
@@ -20,14 +21,6 @@ struct cores {
     uint32_t count;
     uint64_t places;
 };
-
-static uint64_t hash_text(uint64_t hash, const char *text) /* FNV-1a */
-{
-    for (; *text != '\0'; text++) {
-        hash = (hash ^ (unsigned char)*text) * UINT64_C(1099511628211);
-    }
-    return hash;
-}
 
 static enum eep_status look_at(hwloc_topology_t topology, hwloc_bitmap_t set,
                                struct cores *cores_out)
@@ -47,7 +40,7 @@ static enum eep_status look_at(hwloc_topology_t topology, hwloc_bitmap_t set,
         hwloc_bitmap_weight(set); /* where cores are not told, or shared out in parts */
 
     cores_out->count = (uint32_t)(cores > 0 ? cores : EEP_MAX(units, 1));
-    cores_out->places = hash_text(cores_out->places, text);
+    cores_out->places = eep_hash_bytes(cores_out->places, text, strlen(text));
     free(text);
     return EEP_OK;
 }
@@ -85,7 +78,7 @@ static uint64_t machine_id(void)
         fclose(file);
     }
     (void)gethostname(text + strlen(text), sizeof(text) - strlen(text) - 1);
-    return hash_text(UINT64_C(1469598103934665603), text);
+    return eep_hash_bytes(EEP_HASH_START, text, strlen(text));
 }
 
 /* This rank's share of its cores: they are divided by the ranks that may use the same ones. */

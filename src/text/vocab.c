@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/rng.h"
 
@@ -11,11 +12,7 @@
 
 static size_t slot_of(const struct eep_vocab *vocab, const char *text, size_t bytes)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-
-    for (size_t i = 0; i < bytes; i++) {
-        hash = (hash ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
-    }
+    uint64_t hash = eep_hash_bytes(EEP_HASH_START, text, bytes);
     size_t slot = (size_t)eep_rng_mix(hash) & vocab->mask;
 
     while (vocab->slots[slot].text != NULL && (vocab->slots[slot].bytes != bytes ||
