@@ -104,6 +104,9 @@ bool eep_ulfm_active(void);
 /** World rank of a rank that MPI knows to be dead, or EEP_NO_RANK. Makes MPI progress. */
 uint32_t eep_ulfm_failed_rank(struct eep_world *world);
 
+/** Do not pass on what Open MPI says, while a window is made. */
+void eep_ulfm_quiet(bool quiet);
+
 /** Whether an MPI return code tells of a lost peer. */
 bool eep_ulfm_is_loss(int error_class);
 
@@ -183,5 +186,22 @@ enum eep_status eep_exchange_dispatch(struct eep_exchange *exchange,
 enum eep_status eep_exchange_combine(struct eep_exchange *exchange, const void **rows_out);
 void eep_exchange_close(struct eep_exchange *exchange);
 size_t eep_exchange_bytes(const struct eep_exchange *exchange);
+
+/* ---- board.c ---- */
+
+enum eep_status eep_board_open(struct eep_xport *xport, const char *what, size_t bytes,
+                               struct eep_board **board_out);
+enum eep_status eep_board_put(struct eep_board *board, size_t offset, const void *in, size_t bytes);
+enum eep_status eep_board_get(struct eep_board *board, size_t offset, void *out, size_t bytes);
+enum eep_status eep_board_add(struct eep_board *board, size_t offset, uint64_t value,
+                              uint64_t *before_out);
+void eep_board_close(struct eep_board *board);
+
+/* ---- transfer.c ---- */
+
+enum eep_status eep_transfer_begin(struct eep_xport *xport, const char *what, uint32_t peer,
+                                   uint32_t tag, bool send, void *buffer, size_t bytes,
+                                   struct eep_transfer **transfer_out);
+enum eep_status eep_transfer_test(struct eep_transfer *transfer, size_t *progress_out);
 
 #endif

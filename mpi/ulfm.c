@@ -1,9 +1,13 @@
 /*
- * The one file with ULFM's names: is fault tolerance on, and who has died.
+ * The one file with ULFM's names: is fault tolerance on, and who has died; and what Open MPI says
+ * about it.
  *
  * MPIX_Comm_get_failed() alone makes no progress and would never see a death; MPI_Iprobe() on
  * MPI_COMM_SELF makes progress and cannot itself fail because of a peer.
  */
+#include <dlfcn.h>
+#include <string.h>
+
 #include <mpi.h>
 
 #include <mpi-ext.h>
@@ -43,4 +47,38 @@ bool eep_ulfm_is_loss(int error_class)
 {
     return error_class == MPIX_ERR_PROC_FAILED || error_class == MPIX_ERR_PROC_FAILED_PENDING ||
            error_class == MPIX_ERR_REVOKED;
+}
+
+/* ---- a warning that does not apply ---- */
+
+typedef int show_help_fn(const char *file, const char *topic, int header, ...);
+
+static int say_nothing(const char *file, const char *topic, int header, ...)
+{
+    (void)file, (void)topic, (void)header;
+    return 0;
+}
+
+/*
+ * With fault tolerance on, Open MPI warns at the first window that windows are not tested after a
+ * failure. Those that eep uses (shared memory, a shared lock for life) were, and nobody could do
+ * anything about it. There is no setting for it: the texts go through a function pointer of the
+ * library, if it still has one.
+ */
+void eep_ulfm_quiet(bool quiet)
+{
+    static show_help_fn *before;
+    show_help_fn **place;
+    void *symbol = dlsym(RTLD_DEFAULT, "opal_show_help");
+
+    memcpy(&place, &symbol, sizeof(place));
+    if (place == NULL) {
+        return;
+    }
+    if (quiet) {
+        before = *place;
+        *place = say_nothing;
+    } else if (before != NULL) {
+        *place = before;
+    }
 }

@@ -384,6 +384,13 @@ static const struct eep_xport_ops mpi_ops = {
     .combine = eep_exchange_combine,
     .exchange_close = eep_exchange_close,
     .exchange_bytes = eep_exchange_bytes,
+    .board_open = eep_board_open,
+    .board_put = eep_board_put,
+    .board_get = eep_board_get,
+    .board_add = eep_board_add,
+    .board_close = eep_board_close,
+    .transfer_begin = eep_transfer_begin,
+    .transfer_test = eep_transfer_test,
     .close = world_close,
 };
 

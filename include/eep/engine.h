@@ -49,6 +49,36 @@ enum eep_engine_field {
     EEP_ENGINE_REFUSED = 1 << 10,
     EEP_ENGINE_CACHE = 1 << 11,
     EEP_ENGINE_CACHE_DIR = 1 << 12,
+    EEP_ENGINE_SPARE_FRAMES = 1 << 13,
+    EEP_ENGINE_ATTACH_TIMEOUT = 1 << 14,
+    EEP_ENGINE_REBALANCE = 1 << 15,
+};
+
+/** Who decides which expert goes to which slot; see doc/balancing.md. */
+enum eep_balance_policy {
+    EEP_BALANCE_EEP,      /**< lowest largest load for the fewest copies */
+    EEP_BALANCE_DEEPSEEK, /**< the public algorithm of DeepSeek */
+    EEP_BALANCE_SHUFFLE,  /**< another arbitrary layout each time: for tests and benchmarks */
+};
+
+/**
+ * Moving experts while the engine serves (needs a weight cache). The loads are the tokens that each
+ * expert of each MoE layer got in the last steps.
+ */
+struct eep_rebalance_params {
+    uint64_t every;      /**< start one every so many steps; 0: not by steps */
+    double threshold;    /**< start one when a layer's largest load of a seat is at least so many
+                              times the mean, on average over the layers; 0: not by imbalance */
+    uint32_t window;     /**< steps that are counted; 0: `every`, or 256 */
+    double min_gain;     /**< a layer moves only if its largest load falls by at least this part;
+                              0: 0.005 */
+    uint32_t max_copies; /**< of a layer in one rebalance; 0: no limit */
+    uint32_t layers_per_chunk; /**< layers that change in one version; 0: as many as the spare
+                                    frames allow, or one when a move is made in place */
+    enum eep_balance_policy policy;
+    bool dry_run; /**< plan and say what would be gained, move nothing */
+    bool verify;  /**< after each move compare every slot's bytes with the checkpoint: slow, for
+                       those who want proof */
 };
 
 /** What becomes of the packed weights; see doc/weight-cache.md. */
@@ -86,6 +116,11 @@ struct eep_engine_params {
     void *refused_context;
     enum eep_cache_mode cache; /**< default off */
     const char *cache_dir;     /**< base directory of caches; default /dev/shm/eep-UID */
+    uint32_t spare_frames; /**< of each seat of a new cache, so that experts move without a pause;
+                                default one for each MoE layer */
+    uint64_t attach_timeout_ns; /**< longest wait for another engine that fills or changes the
+                                     cache; default 300 s */
+    struct eep_rebalance_params rebalance; /**< default: never */
 };
 
 struct eep_engine;
@@ -184,9 +219,10 @@ struct eep_event {
 };
 
 /**
- * One forward pass over all ranks. Collective.
+ * One forward pass over all ranks, then a bounded part of a move of experts, if one is under way.
+ * Collective.
  *
- * @param idle_out  true when there was nothing to do
+ * @param idle_out  true when there was nothing to do: no request and no move that has begun
  */
 EEP_API enum eep_status eep_engine_step(struct eep_engine *engine, bool *idle_out);
 
@@ -206,6 +242,51 @@ EEP_API const uint32_t *eep_engine_tokens(const struct eep_engine *engine, uint6
  */
 EEP_API enum eep_status eep_engine_collect_logits(struct eep_engine *engine, uint64_t request,
                                                   float **logits_out, size_t *tokens_out);
+
+/** What became of the last rebalance; see eep_engine_rebalance(). */
+enum eep_rebalance_state {
+    EEP_REBALANCE_IDLE,    /**< none was asked for yet, or the last one is done */
+    EEP_REBALANCE_RUNNING, /**< it is planned, or experts are on their way */
+    EEP_REBALANCE_BUSY,    /**< it was put off: another engine moves; tried at the next trigger */
+    EEP_REBALANCE_NO_MOVE, /**< no move pays; `reason` has the numbers */
+    EEP_REBALANCE_FAILED,  /**< given up and rolled back; tried at the next trigger */
+    EEP_REBALANCE_OFF,     /**< stopped for good; `reason` says why */
+};
+
+struct eep_rebalance_status {
+    enum eep_rebalance_state state;
+    uint64_t version;        /**< of the layout that is routed with */
+    uint64_t rebalances;     /**< that changed the layout */
+    uint64_t followed;       /**< versions of another engine that were taken over */
+    uint64_t copies;         /**< experts copied, of all ranks */
+    uint64_t bytes;          /**< of those */
+    uint64_t chunks;         /**< versions published */
+    uint64_t flip_ns;        /**< longest time that a change of version took between two steps */
+    double imbalance_before; /**< largest / mean load of a seat, on average over the layers, when
+                                  the last one was planned */
+    double imbalance_after;  /**< as planned */
+    uint64_t planned_copies; /**< of the last plan */
+    char reason[256];        /**< the last outcome in words */
+};
+
+/**
+ * Ask for a rebalance by the loads counted so far. It is planned and made between the following
+ * steps. Collective.
+ *
+ * @retval EEP_ERR_INVALID      the engine has no weight cache, or no layer is MoE
+ * @retval EEP_ERR_UNSUPPORTED  moving has been stopped for good; the text says why
+ */
+EEP_API enum eep_status eep_engine_rebalance(struct eep_engine *engine, bool dry_run);
+
+/**
+ * From now on this signal asks the engines of this process for a rebalance; one rank that gets it
+ * is enough. A handler that the program has for it stays, and nothing changes. Local.
+ */
+EEP_API enum eep_status eep_engine_rebalance_on(int signal);
+
+/** How moving goes. Local; the same on every rank but for flip_ns. */
+EEP_API void eep_engine_rebalance_status(const struct eep_engine *engine,
+                                         struct eep_rebalance_status *status_out);
 
 /** Memory of one rank by kind, in bytes. */
 struct eep_rank_memory {

@@ -7,6 +7,7 @@
 
 #define EEP_NS_PER_S UINT64_C(1000000000)
 #define EEP_NS_PER_MS UINT64_C(1000000)
+#define EEP_NS_PER_US UINT64_C(1000)
 
 /** Nanoseconds of the monotonic clock; the same clock for all processes of a node. */
 static inline uint64_t eep_clock_ns(void)

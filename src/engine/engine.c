@@ -7,17 +7,42 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "engine/engine_int.h"
+#include "engine/mover.h"
 
 #define DEFAULT_BATCH_TOKENS 512u
 #define DEFAULT_SEQUENCES 64u
 #define DEFAULT_KV_TOKENS 16384u
+#define DEFAULT_ATTACH_NS (300 * EEP_NS_PER_S)
 #define MAX_BATCH_TOKENS 65536u
 #define MAX_SEQUENCES 65536u
 
 static bool has(const struct eep_engine_params *p, uint64_t field)
 {
     return (p->fields & field) != 0;
+}
+
+static enum eep_status check_rebalance(const struct eep_engine *e)
+{
+    const struct eep_rebalance_params *r = &e->rebalance;
+
+    if (r->every == 0 && r->threshold == 0.0) {
+        return EEP_OK;
+    }
+    if (e->cache_mode == EEP_CACHE_OFF) {
+        return EEP_FAIL(EEP_ERR_INVALID, "experts move only in a weight cache; leave out "
+                                         "--weight-cache=off or the rebalancing");
+    }
+    if (!(r->threshold == 0.0 || (r->threshold >= 1.0 && r->threshold <= 1e6)) ||
+        !(r->min_gain >= 0.0 && r->min_gain < 1.0)) {
+        return EEP_FAIL(EEP_ERR_INVALID,
+                        "a rebalance at imbalance %g with a gain of at least %g: the imbalance is "
+                        "largest / mean load, so 1 or more, and the gain a part of 1",
+                        r->threshold, r->min_gain);
+    }
+    if (r->policy < EEP_BALANCE_EEP || r->policy > EEP_BALANCE_SHUFFLE) {
+        return EEP_FAIL(EEP_ERR_INVALID, "there is no balancing policy %d", (int)r->policy);
+    }
+    return EEP_OK;
 }
 
 static enum eep_status check_params(const struct eep_engine *e, const struct eep_engine_params *p)
@@ -37,6 +62,7 @@ static enum eep_status check_params(const struct eep_engine *e, const struct eep
     if (e->cache_mode < EEP_CACHE_OFF || e->cache_mode > EEP_CACHE_REQUIRE) {
         return EEP_FAIL(EEP_ERR_INVALID, "there is no weight cache mode %d", (int)e->cache_mode);
     }
+    EEP_TRY(check_rebalance(e));
     if (has(p, EEP_ENGINE_LAYOUT) && e->redundant > 0) {
         return EEP_FAIL(EEP_ERR_INVALID, "a layout file already says which experts have replicas; "
                                          "leave out the redundant experts");
@@ -57,6 +83,12 @@ static enum eep_status set_params(struct eep_engine *e, const struct eep_engine_
         e->progress_context = p->progress_context;
     }
     e->cache_mode = has(p, EEP_ENGINE_CACHE) ? p->cache : EEP_CACHE_OFF;
+    e->spare_frames = has(p, EEP_ENGINE_SPARE_FRAMES) ? p->spare_frames : EEP_SPARE_DEFAULT;
+    e->attach_timeout_ns =
+        has(p, EEP_ENGINE_ATTACH_TIMEOUT) ? p->attach_timeout_ns : DEFAULT_ATTACH_NS;
+    if (has(p, EEP_ENGINE_REBALANCE)) {
+        e->rebalance = p->rebalance;
+    }
     e->own_shape = has(p, EEP_ENGINE_LAYOUT) || has(p, EEP_ENGINE_REDUNDANT);
     e->pretended = has(p, EEP_ENGINE_NODE_SIZE) || getenv("EEP_NODE_SIZE") != NULL;
     e->cache_dir = has(p, EEP_ENGINE_CACHE_DIR) ? strdup(p->cache_dir) : NULL;
@@ -232,7 +264,14 @@ static enum eep_status load_all(struct eep_engine *e)
     }
     eep_ckpt_drop_pages(e->ckpt); /* packed now; only rows of the embedding are still read */
     EEP_TRY(eep_agree(e->xport, "buffers", take_buffers(e)));
-    return eep_agree(e->xport, "exchange", create_block(e));
+    EEP_TRY(eep_agree(e->xport, "exchange", create_block(e)));
+    if (e->cache != NULL) {
+        return eep_mover_create(e);
+    }
+    if (e->rebalance.every > 0 || e->rebalance.threshold > 0.0) {
+        eep_log(EEP_LOG_WARN, "no rebalancing: there is no weight cache");
+    }
+    return EEP_OK;
 }
 
 enum eep_status eep_engine_load(struct eep_engine *e)
@@ -265,6 +304,10 @@ void eep_engine_destroy(struct eep_engine *e)
     if (e == NULL) {
         return;
     }
+    if (e->mover != NULL && leaving_status(e) == EEP_OK && e->broken == EEP_OK) {
+        eep_mover_stop(e);
+    }
+    eep_mover_destroy(e);
     eep_moe_block_destroy(e->block);
     eep_batch_free(e);
     eep_requests_free(e);

@@ -5,7 +5,9 @@
  *     agree.c     one status for all ranks          batch.c     which rows this rank's step takes
  *     memory.c    reckoning before taking           step.c      the forward pass, sampling
  *     threads.c   cores per rank (hwloc, OpenMP)    facts.c     what is reported
- *     cache.c     weights in the node's cache
+ *     cache.c     weights in the node's cache       recover.c   nodes brought to one version
+ *     mover.h     experts that move while it serves: mover.c, recorder.c, plan.c, chunk.c, fill.c,
+ *                 move.c, follow.c
  *
  * Every rank holds the whole request table with all tokens; only the owner of a request holds its
  * KV cache, its logits and its score. Owners tell the others by the events of each step's
@@ -27,7 +29,10 @@
 #include "wcache/wcache.h"
 #include "xport/xport.h"
 
-#define EEP_LOGIT_ROWS 64u /* rows that go through the LM head at a time */
+struct eep_mover;
+
+#define EEP_SPARE_DEFAULT UINT32_MAX /* spare frames as memory allows */
+#define EEP_LOGIT_ROWS 64u           /* rows that go through the LM head at a time */
 
 enum eep_request_state {
     EEP_REQUEST_WAITING, /* not begun by its owner */
@@ -74,11 +79,14 @@ struct eep_wire_step {
     uint32_t event_count;
     uint32_t prompt_rows; /* rows of the step that were not a generated token's */
     uint32_t generation_rows;
+    uint32_t move;           /* of a node's first rank: enum eep_move_vote */
+    uint32_t asked;          /* enum eep_move_ask */
+    uint64_t record_version; /* of a node's first rank: what its cache's record is at */
     /* followed by event_count events, max_sequences reserved */
 };
 
 _Static_assert(sizeof(struct eep_wire_event) == 16, "travels between ranks");
-_Static_assert(sizeof(struct eep_wire_step) == 16, "travels between ranks");
+_Static_assert(sizeof(struct eep_wire_step) == 32, "travels between ranks");
 
 struct eep_engine {
     /* Parameters, defaults filled in. */
@@ -91,6 +99,9 @@ struct eep_engine {
     char *cache_dir; /* NULL: the default */
     bool own_shape;  /* the caller said how many slots there are */
     bool pretended;  /* nodes are pretended */
+    uint32_t spare_frames;
+    uint64_t attach_timeout_ns;
+    struct eep_rebalance_params rebalance;
 
     /* From eep_engine_create(). */
     struct eep_xport *xport;
@@ -107,6 +118,8 @@ struct eep_engine {
     struct eep_wcache *cache;     /* NULL: weights are in this process's own memory */
     struct eep_wcache_view *view; /* the version that is routed with */
     bool cache_filled;            /* this process filled a part of the cache */
+    uint64_t frame_bytes;         /* content of a frame of the cache */
+    struct eep_mover *mover;      /* NULL without a cache */
     struct eep_route *route;
     struct eep_experts *experts;
     struct eep_model *model;
@@ -162,6 +175,13 @@ EEP_MUST_CHECK enum eep_status eep_cache_load(struct eep_engine *engine);
 /** Local. After the model and the experts are destroyed. */
 void eep_cache_close(struct eep_engine *engine);
 
+/* recover.c: after the cache is open. What a dead mover left is ended the same way on all nodes,
+ * and all nodes hold the same map at the same version afterwards. Collective. */
+EEP_MUST_CHECK enum eep_status eep_cache_recover(struct eep_engine *engine);
+
+/** True for a seat that this rank executes. */
+bool eep_engine_executes(const struct eep_engine *engine, uint32_t seat);
+
 /* memory.c: refuse what the nodes cannot hold, before anything is taken. Collective. */
 EEP_MUST_CHECK enum eep_status eep_engine_reckon(struct eep_engine *engine);
 
@@ -170,12 +190,15 @@ EEP_MUST_CHECK enum eep_status eep_threads_set(struct eep_xport *xport, uint32_t
                                                uint32_t *threads_out);
 
 /* requests.c */
+/** What a rank said in the last exchange. */
+const struct eep_wire_step *eep_requests_heard(const struct eep_engine *engine, uint32_t rank);
 void eep_requests_free(struct eep_engine *engine);
 /** Positions that all requests of one rank need at once at most; the largest over the ranks. */
 uint64_t eep_requests_kv_tokens(const struct eep_engine *engine);
 /** Put an event of an own request on the wire; at most one per running request and step. */
 void eep_requests_tell(struct eep_engine *engine, struct eep_wire_event event);
-/** Exchange the events of the step and apply them: the table is the same everywhere afterwards. */
+/** Exchange the events of the step and apply them: the table is the same everywhere afterwards.
+ *  What the others said about moves is in e->wire_in. */
 EEP_MUST_CHECK enum eep_status eep_requests_exchange(struct eep_engine *engine);
 
 /* batch.c */

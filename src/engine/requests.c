@@ -8,7 +8,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
-#include "engine/engine_int.h"
+#include "engine/mover.h"
 
 static enum eep_status check_request(const struct eep_engine *e, const struct eep_request *r)
 {
@@ -255,6 +255,11 @@ static enum eep_status apply(struct eep_engine *e, const struct eep_wire_event *
     return EEP_FAIL(EEP_ERR_FATAL, "a rank sent an event of unknown kind %u", wire->kind);
 }
 
+const struct eep_wire_step *eep_requests_heard(const struct eep_engine *e, uint32_t rank)
+{
+    return (const struct eep_wire_step *)(e->wire_in + rank * e->wire_bytes);
+}
+
 enum eep_status eep_requests_exchange(struct eep_engine *e)
 {
     struct eep_wire_step *mine = (struct eep_wire_step *)e->wire_out;
@@ -262,12 +267,12 @@ enum eep_status eep_requests_exchange(struct eep_engine *e)
     mine->status = EEP_OK;
     mine->prompt_rows = e->prompt_rows;
     mine->generation_rows = e->generation_rows;
+    eep_mover_tell(e, mine);
     EEP_TRY(e->xport->ops->allgather(e->xport, "step", e->wire_out, e->wire_bytes, e->wire_in));
     mine->event_count = 0;
     e->prompt_rows = e->generation_rows = 0;
     for (uint32_t r = 0; r < e->xport->topo.size; r++) {
-        const struct eep_wire_step *head =
-            (const struct eep_wire_step *)(e->wire_in + r * e->wire_bytes);
+        const struct eep_wire_step *head = eep_requests_heard(e, r);
         const struct eep_wire_event *events = (const struct eep_wire_event *)(head + 1);
 
         EEP_ASSERT(head->event_count <= e->max_sequences);

@@ -7,7 +7,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
-#include "engine/engine_int.h"
+#include "engine/mover.h"
 
 struct overlap {
     struct eep_engine *engine;
@@ -45,6 +45,9 @@ static enum eep_status run_moe_layer(struct eep_engine *e, uint32_t layer, uint3
                               run_shared, &overlap, eep_forward_routed(e->forward),
                               eep_forward_stride(e->forward), &choice));
     note_failures(e, layer, &choice);
+    if (e->mover != NULL) {
+        eep_recorder_count(e, moe_layer, &choice, e->batch.rows);
+    }
     eep_forward_add_routed(e->forward);
     return EEP_OK;
 }
@@ -194,8 +197,18 @@ static enum eep_status run_step(struct eep_engine *e)
     run_head(e);
     tell_ends(e);
     EEP_TRY(eep_requests_exchange(e));
-    count_step(e, eep_clock_ns() - begin_ns);
-    return EEP_OK;
+    const uint64_t step_ns = eep_clock_ns() - begin_ns;
+
+    count_step(e, step_ns);
+    return e->mover != NULL ? eep_mover_between_steps(e, step_ns) : EEP_OK;
+}
+
+/* Nothing to compute, but experts are on their way. */
+static enum eep_status run_move(struct eep_engine *e)
+{
+    e->prompt_rows = e->generation_rows = 0;
+    EEP_TRY(eep_requests_exchange(e));
+    return eep_mover_between_steps(e, 0);
 }
 
 enum eep_status eep_engine_step(struct eep_engine *e, bool *idle_out)
@@ -204,9 +217,9 @@ enum eep_status eep_engine_step(struct eep_engine *e, bool *idle_out)
     if (!e->loaded) {
         return EEP_FAIL(EEP_ERR_INVALID, "the engine's weights are not loaded");
     }
-    *idle_out = e->unfinished == 0;
+    *idle_out = e->unfinished == 0 && !eep_mover_is_busy(e);
     if (!*idle_out) {
-        e->broken = run_step(e);
+        e->broken = e->unfinished > 0 ? run_step(e) : run_move(e);
         e->apart = e->broken != EEP_OK;
     }
     return e->broken;

@@ -127,6 +127,12 @@ size_t eep_moe_block_stride(const struct eep_moe_block *b)
     return b->stride;
 }
 
+void eep_moe_block_reroute(struct eep_moe_block *b, struct eep_route *route)
+{
+    EEP_ASSERT(eep_route_slots(route) == b->max_slots);
+    b->params.route = route;
+}
+
 uint64_t eep_moe_block_bytes(const struct eep_moe_block *b)
 {
     uint64_t bytes = b->params.xport->ops->exchange_bytes(b->exchange);

@@ -68,6 +68,9 @@ EEP_MUST_CHECK enum eep_status eep_moe_block_run(struct eep_moe_block *block, ui
                                                  float *out, size_t out_stride,
                                                  struct eep_moe_choice *choice_out);
 
+/** Route by another table, for a layout of the same shape; between two steps. */
+void eep_moe_block_reroute(struct eep_moe_block *block, struct eep_route *route);
+
 /** Bytes of buffers that the block may use at most, the exchange's not counted; and those. */
 uint64_t eep_moe_block_bytes(const struct eep_moe_block *block);
 

@@ -143,21 +143,29 @@ struct attacher {
     void *context;
 };
 
-static enum eep_status attach_slot(void *context, uint32_t layer, struct eep_slot slot,
-                                   uint32_t expert)
+/* Point a slot to a frame that somebody else holds. */
+static enum eep_status set_slot(struct eep_experts *experts,
+                                const struct eep_experts_source *source, uint32_t layer,
+                                struct eep_slot slot, uint32_t expert, const void *frame)
 {
-    struct attacher *a = context;
-    const struct eep_experts_source *source = a->source;
     struct eep_ffn_shape shape;
 
     EEP_TRY(eep_ffn_shape(source->config, source->ckpt, EEP_ROLE_EXPERT_GATE,
                           model_layer(source->config, layer), expert, &shape));
-    eep_ffn_describe(
-        &shape, a->frame_of(a->context, layer, slot),
-        &a->experts->slots[(size_t)layer * eep_layout_slots(source->layout) + slot.id]);
-    a->experts->count++;
-    a->experts->frames_bytes += eep_ffn_frame_bytes(&shape);
+    eep_ffn_describe(&shape, frame,
+                     &experts->slots[(size_t)layer * eep_layout_slots(source->layout) + slot.id]);
+    experts->count++;
+    experts->frames_bytes += eep_ffn_frame_bytes(&shape);
     return EEP_OK;
+}
+
+static enum eep_status attach_slot(void *context, uint32_t layer, struct eep_slot slot,
+                                   uint32_t expert)
+{
+    const struct attacher *a = context;
+
+    return set_slot(a->experts, a->source, layer, slot, expert,
+                    a->frame_of(a->context, layer, slot));
 }
 
 enum eep_status eep_experts_attach(const struct eep_experts_source *source,
@@ -182,6 +190,32 @@ enum eep_status eep_experts_attach(const struct eep_experts_source *source,
 destroy:
     eep_experts_destroy(experts);
     return status;
+}
+
+enum eep_status eep_experts_change(struct eep_experts *experts,
+                                   const struct eep_experts_source *source, uint32_t layer,
+                                   struct eep_slot slot, const void *frame)
+{
+    struct eep_ffn_weights *weights =
+        &experts->slots[(size_t)layer * eep_layout_slots(experts->layout) + slot.id];
+
+    EEP_ASSERT(experts->frames == NULL); /* own ones stay where they are */
+    if (weights->gate_up != NULL) {
+        experts->count--;
+        experts->frames_bytes -= eep_ffn_frame_bytes(&(struct eep_ffn_shape){
+            .dtype = weights->dtype, .hidden = weights->hidden, .width = weights->width});
+        *weights = (struct eep_ffn_weights){0};
+    }
+    return frame != NULL ? set_slot(experts, source, layer, slot,
+                                    (uint32_t)eep_layout_expert(source->layout, layer, slot), frame)
+                         : EEP_OK;
+}
+
+void eep_experts_relayout(struct eep_experts *experts, const struct eep_layout *layout)
+{
+    EEP_ASSERT(layout->layers == experts->layout->layers &&
+               eep_layout_slots(layout) == eep_layout_slots(experts->layout));
+    experts->layout = layout;
 }
 
 enum eep_status eep_experts_pack(const struct eep_experts_source *source, uint32_t layer,

@@ -71,6 +71,21 @@ EEP_MUST_CHECK enum eep_status eep_experts_pack(const struct eep_experts_source 
 EEP_MUST_CHECK enum eep_status eep_experts_content(const struct eep_experts_source *source,
                                                    uint64_t *bytes_out, enum eep_dtype *dtype_out);
 
+/**
+ * A slot that this rank executes holds another expert now, or its frame lies elsewhere. Not between
+ * the beginning and the end of a step.
+ *
+ * @param source  with the new layout
+ * @param frame   NULL: the slot is empty now
+ */
+EEP_MUST_CHECK enum eep_status eep_experts_change(struct eep_experts *experts,
+                                                  const struct eep_experts_source *source,
+                                                  uint32_t layer, struct eep_slot slot,
+                                                  const void *frame);
+
+/** Go on with another layout of the same shape; it must outlive the object. */
+void eep_experts_relayout(struct eep_experts *experts, const struct eep_layout *layout);
+
 /** NULL is allowed. */
 void eep_experts_destroy(struct eep_experts *experts);
 

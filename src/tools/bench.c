@@ -13,6 +13,7 @@ static const struct eep_command_help help = {
                "  moe        the MoE block against read bandwidth and FMA peak\n"
                "  dispatch   dispatch and combine against MPI_Alltoallv and plain copies\n"
                "  eplb       the balancer against its bars\n"
+               "  move       experts that move, against plain copies and still steps\n"
                "  model      prompt and generation speed of a whole checkpoint\n\n"
                "`eep bench NAME --help` tells a benchmark's options.",
 };
@@ -21,10 +22,8 @@ static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
 } benches[] = {
-    {"moe", eep_bench_moe},
-    {"dispatch", eep_bench_dispatch},
-    {"eplb", eep_bench_eplb},
-    {"model", eep_bench_model},
+    {"moe", eep_bench_moe},   {"dispatch", eep_bench_dispatch}, {"eplb", eep_bench_eplb},
+    {"move", eep_bench_move}, {"model", eep_bench_model},
 };
 
 int eep_cmd_bench(int argc, char **argv)

@@ -5,6 +5,7 @@
 int eep_bench_moe(int argc, char **argv);
 int eep_bench_dispatch(int argc, char **argv);
 int eep_bench_eplb(int argc, char **argv);
+int eep_bench_move(int argc, char **argv);
 int eep_bench_model(int argc, char **argv);
 
 #endif

@@ -1,6 +1,7 @@
 #include "tools/engine_opts.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,8 +38,32 @@ void eep_engine_opts_table(struct eep_engine_opts *v, struct eep_opt *opts_out)
         {"cache-dir", EEP_OPT_STRING, &v->cache_dir, "DIR",
          "where caches are (default /dev/shm/eep-UID); means keep\nunless --weight-cache says "
          "otherwise"},
+        {"spare-frames", EEP_OPT_U32, &v->spare_frames, "N",
+         "expert frames of each seat beyond its slots, in a new cache,\nso that experts move "
+         "without a pause (default: one a layer)"},
+        {"attach-timeout", EEP_OPT_U32, &v->attach_timeout_s, "SECONDS",
+         "longest wait for another engine that fills or changes the\ncache (default 300)"},
+        {"rebalance-every", EEP_OPT_U64, &v->rebalance.every, "STEPS",
+         "move experts to balance the load every so many steps"},
+        {"rebalance-threshold", EEP_OPT_DOUBLE, &v->rebalance.threshold, "X",
+         "... or when the fullest seat has X times the mean load"},
+        {"rebalance-window", EEP_OPT_U32, &v->rebalance.window, "STEPS",
+         "steps whose load counts (default: as --rebalance-every, or 256)"},
+        {"rebalance-min-gain", EEP_OPT_DOUBLE, &v->rebalance.min_gain, "PART",
+         "smallest part of a layer's largest load that a move must\ntake off (default 0.005)"},
+        {"rebalance-max-copies", EEP_OPT_U32, &v->rebalance.max_copies, "N",
+         "experts copied for a layer at a time (default: no limit)"},
+        {"rebalance-layers-per-chunk", EEP_OPT_U32, &v->rebalance.layers_per_chunk, "N",
+         "layers that change at once (default: as spare frames allow)"},
+        {"rebalance-policy", EEP_OPT_STRING, &v->rebalance_policy, "NAME",
+         "eep (default), deepseek, or shuffle: any layout, for tests"},
+        {"rebalance-dry-run", EEP_OPT_FLAG, &v->rebalance.dry_run, NULL,
+         "say what would move, and move nothing"},
+        {"verify-moves", EEP_OPT_FLAG, &v->rebalance.verify, NULL,
+         "after each move compare every slot with the checkpoint (slow)"},
     };
 
+    v->spare_frames = UINT32_MAX;
     memcpy(opts_out, table, sizeof(table));
 }
 
@@ -75,8 +100,25 @@ static int cache_mode(const struct eep_engine_opts *v)
     return -1;
 }
 
+/* The policy by its name; -1 if there is none such. */
+static int balance_policy(const struct eep_engine_opts *v)
+{
+    static const char *const names[] = {"eep", "deepseek", "shuffle"};
+
+    for (int policy = EEP_BALANCE_EEP; policy <= EEP_BALANCE_SHUFFLE; policy++) {
+        if (v->rebalance_policy == NULL || strcmp(v->rebalance_policy, names[policy]) == 0) {
+            return policy;
+        }
+    }
+    return -1;
+}
+
 int eep_engine_opts_check(const struct eep_engine_opts *v, const struct eep_command_help *help)
 {
+    if (balance_policy(v) < 0) {
+        return eep_opts_wrong(help, "--rebalance-policy must be eep, deepseek or shuffle, not '%s'",
+                              v->rebalance_policy);
+    }
     if (v->model == NULL) {
         return eep_opts_wrong(help, "--model is needed");
     }
@@ -98,7 +140,7 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
 {
     static struct bar bar = {.percent = -1};
     struct eep_engine_params params = {
-        .fields = EEP_ENGINE_REFUSED | EEP_ENGINE_CACHE,
+        .fields = EEP_ENGINE_REFUSED | EEP_ENGINE_CACHE | EEP_ENGINE_REBALANCE,
         .refused = report_refusal,
         .cache = (enum eep_cache_mode)cache_mode(v),
         .cache_dir = v->cache_dir,
@@ -112,6 +154,9 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
         .node_size = v->node_size,
         .kv_tokens = v->kv_tokens,
         .timeout_ns = (uint64_t)v->timeout_s * UINT64_C(1000000000),
+        .spare_frames = v->spare_frames,
+        .attach_timeout_ns = (uint64_t)v->attach_timeout_s * UINT64_C(1000000000),
+        .rebalance = v->rebalance,
     };
     const struct {
         bool given;
@@ -127,7 +172,11 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
         {v->kv_tokens != 0, EEP_ENGINE_KV_TOKENS},
         {v->timeout_s != 0, EEP_ENGINE_TIMEOUT},
         {v->cache_dir != NULL, EEP_ENGINE_CACHE_DIR},
+        {v->spare_frames != UINT32_MAX, EEP_ENGINE_SPARE_FRAMES},
+        {v->attach_timeout_s != 0, EEP_ENGINE_ATTACH_TIMEOUT},
     };
+
+    params.rebalance.policy = (enum eep_balance_policy)balance_policy(v);
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         params.fields |= fields[i].given ? fields[i].field : 0;
@@ -138,6 +187,7 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
         params.progress_context = &bar;
     }
     eep_ckpt_guard_sigbus();
+    EEP_TRY(eep_engine_rebalance_on(SIGUSR1));
     return eep_engine_create(&params, engine_out);
 }
 
@@ -271,6 +321,19 @@ static void print_memory(const struct eep_engine_facts *f)
     }
 }
 
+static void print_moves(const struct eep_engine *engine)
+{
+    struct eep_rebalance_status r;
+
+    eep_engine_rebalance_status(engine, &r);
+    if (r.rebalances > 0 || r.chunks > 0 || r.followed > 0 || r.state != EEP_REBALANCE_IDLE) {
+        fprintf(stderr,
+                "rebalance   %llu times, %llu versions published, %llu followed; the last: %s\n",
+                (unsigned long long)r.rebalances, (unsigned long long)r.chunks,
+                (unsigned long long)r.followed, r.reason);
+    }
+}
+
 enum eep_status eep_print_facts(struct eep_engine *engine)
 {
     struct eep_engine_facts f;
@@ -291,6 +354,7 @@ enum eep_status eep_print_facts(struct eep_engine *engine)
                 (unsigned long long)f.layout_version, f.cache_attached ? "attached" : "filled",
                 (double)f.load_ns * 1e-9);
     }
+    print_moves(engine);
     fprintf(stderr, "prompt      %llu tokens, %.1f tokens/s\n", (unsigned long long)f.prompt_tokens,
             per_second(f.prompt_tokens, f.prompt_ns));
     fprintf(stderr, "generation  %llu tokens, %.1f tokens/s\n",

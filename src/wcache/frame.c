@@ -73,14 +73,11 @@ void wc_frame_open(struct eep_wcache *c, uint32_t seat, uint32_t index)
     EEP_FAULT("wcache.frame.filling");
 }
 
-enum eep_status wc_frame_close(struct eep_wcache *c, uint32_t seat, uint32_t index, uint32_t layer,
-                               uint32_t expert, const struct wc_digest *expected,
-                               struct wc_digest *digest_out)
+enum eep_status wc_frame_close_as(struct eep_wcache *c, uint32_t seat, uint32_t index,
+                                  uint32_t layer, uint32_t expert, const struct wc_digest *expected,
+                                  struct wc_digest digest)
 {
-    unsigned char *file = c->seats[seat].writable;
-    struct wc_frame *frame = wc_frame_header(file, index);
-    const struct wc_digest digest =
-        wc_xxh128(wc_frame_data(&c->shape, file, index), c->shape.frame_bytes);
+    struct wc_frame *frame = wc_frame_header(c->seats[seat].writable, index);
     struct wc_digest known;
     const bool is_known = wc_expert_known(c, layer, expert, &known);
 
@@ -107,8 +104,16 @@ enum eep_status wc_frame_close(struct eep_wcache *c, uint32_t seat, uint32_t ind
     EEP_FAULT("wcache.frame.described");
     wc_frame_seal(frame, seat, index);
     EEP_FAULT("wcache.frame.valid");
-    *digest_out = digest;
     return EEP_OK;
+}
+
+enum eep_status wc_frame_close(struct eep_wcache *c, uint32_t seat, uint32_t index, uint32_t layer,
+                               uint32_t expert, const struct wc_digest *expected,
+                               struct wc_digest *digest_out)
+{
+    *digest_out =
+        wc_xxh128(wc_frame_data(&c->shape, c->seats[seat].writable, index), c->shape.frame_bytes);
+    return wc_frame_close_as(c, seat, index, layer, expert, expected, *digest_out);
 }
 
 /* Taken for a move that still stands? */
@@ -120,7 +125,7 @@ static bool is_taken(struct eep_wcache *c, const struct wc_seat *s, uint32_t ind
            state.move != WC_MOVE_IDLE && state.number == s->taken_move;
 }
 
-static enum eep_status check_writer(struct eep_wcache *c, struct eep_wcache_frame frame)
+enum eep_status wc_check_writer(struct eep_wcache *c, struct eep_wcache_frame frame)
 {
     const struct wc_seat *s;
 
@@ -139,10 +144,20 @@ static enum eep_status check_writer(struct eep_wcache *c, struct eep_wcache_fram
     return EEP_OK;
 }
 
+enum eep_status wc_check_expert(const struct eep_wcache *c, uint32_t layer,
+                                struct eep_expert expert)
+{
+    if (layer >= c->shape.layers || expert.id >= c->shape.experts) {
+        return EEP_FAIL(EEP_ERR_INVALID, "%s: there is no expert %u in layer %u", c->path,
+                        expert.id, layer);
+    }
+    return EEP_OK;
+}
+
 enum eep_status eep_wcache_frame_begin(struct eep_wcache *cache, struct eep_wcache_frame frame,
                                        void **bytes_out)
 {
-    EEP_TRY(check_writer(cache, frame));
+    EEP_TRY(wc_check_writer(cache, frame));
     wc_frame_open(cache, frame.seat, frame.index);
     *bytes_out = wc_frame_data(&cache->shape, cache->seats[frame.seat].writable, frame.index);
     return EEP_OK;
@@ -155,11 +170,8 @@ enum eep_status eep_wcache_frame_end(struct eep_wcache *cache, struct eep_wcache
 {
     struct wc_digest wanted = {0, 0}, digest;
 
-    EEP_TRY(check_writer(cache, frame));
-    if (layer >= cache->shape.layers || expert.id >= cache->shape.experts) {
-        return EEP_FAIL(EEP_ERR_INVALID, "%s: there is no expert %u in layer %u", cache->path,
-                        expert.id, layer);
-    }
+    EEP_TRY(wc_check_writer(cache, frame));
+    EEP_TRY(wc_check_expert(cache, layer, expert));
     if (expected != NULL) {
         wanted = (struct wc_digest){expected->low, expected->high};
     }

@@ -45,6 +45,12 @@ enum eep_status wc_mover_take(struct eep_wcache *c)
     return EEP_OK;
 }
 
+enum eep_status eep_wcache_mover_take(struct eep_wcache *cache)
+{
+    EEP_TRY(wc_check_owner(cache));
+    return wc_mover_take(cache);
+}
+
 void eep_wcache_mover_release(struct eep_wcache *cache)
 {
     EEP_ASSERT(!cache->moving);

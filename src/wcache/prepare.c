@@ -5,6 +5,7 @@
  * Seats that are not full on this node have the frames that a fill would use (wc_frames_initial),
  * in every version: whoever fills such a seat later needs no record change.
  */
+#include <inttypes.h>
 #include <string.h>
 
 #include "base/fault.h"
@@ -195,6 +196,27 @@ enum eep_status wc_publish_same(struct eep_wcache *c, uint64_t version)
     EEP_FAULT("wcache.repair.prepared");
     wc_flip(c, version, 1 - state.copy);
     return EEP_OK;
+}
+
+enum eep_status eep_wcache_raise(struct eep_wcache *cache, uint64_t version)
+{
+    struct wc_state state;
+
+    EEP_TRY(wc_check_owner(cache));
+    if (!cache->mover) {
+        return EEP_FAIL(EEP_ERR_STALE, "%s: not the mover", cache->path);
+    }
+    wc_move_tidy(cache);
+    EEP_TRY(wc_state_read(cache, &state));
+    if (state.move != WC_MOVE_IDLE || state.prepared) {
+        return EEP_FAIL(EEP_ERR_STALE, "%s: a move is not over", cache->path);
+    }
+    if (state.version > version) {
+        return EEP_FAIL(EEP_ERR_INVALID,
+                        "%s: version %" PRIu64 " is current and cannot become %" PRIu64,
+                        cache->path, state.version, version);
+    }
+    return state.version == version ? EEP_OK : wc_publish_same(cache, version);
 }
 
 enum eep_status eep_wcache_prepare(struct eep_wcache *cache, const struct eep_wcache_row *rows,

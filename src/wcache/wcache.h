@@ -308,6 +308,39 @@ EEP_MUST_CHECK enum eep_status eep_wcache_frame_end(struct eep_wcache *cache,
 bool eep_wcache_frame_digest(const struct eep_wcache *cache, uint32_t layer,
                              struct eep_expert expert, struct eep_wcache_content *content_out);
 
+/*
+ * Filling a frame piece by piece, ascending and without gaps, between other work: what
+ * frame_begin, writing and frame_end do at once. The digest is taken of the frame's bytes while
+ * they are still in the processor's cache.
+ */
+struct eep_wcache_fill;
+
+/** As frame_begin. `fill_out` is ended by fill_end or fill_drop. */
+EEP_MUST_CHECK enum eep_status eep_wcache_fill_begin(struct eep_wcache *cache,
+                                                     struct eep_wcache_frame frame, uint32_t layer,
+                                                     struct eep_expert expert,
+                                                     struct eep_wcache_fill **fill_out);
+
+/** Copy the next bytes from `source`; no more than are left. */
+void eep_wcache_fill_copy(struct eep_wcache_fill *fill, const void *source, uint64_t bytes);
+
+/** Where the frame's bytes lie (the whole frame), for those who write them by other means. */
+void *eep_wcache_fill_bytes(struct eep_wcache_fill *fill);
+
+/** The next bytes have been written there: take them in. */
+void eep_wcache_fill_written(struct eep_wcache_fill *fill, uint64_t bytes);
+
+/** Bytes that were taken in so far, of frame_bytes. */
+uint64_t eep_wcache_fill_done(const struct eep_wcache_fill *fill);
+
+/** As frame_end, with all bytes taken in (asserted). Frees `fill` also on failure. */
+EEP_MUST_CHECK enum eep_status eep_wcache_fill_end(struct eep_wcache_fill *fill,
+                                                   const struct eep_wcache_content *expected,
+                                                   struct eep_wcache_content *content_out);
+
+/** Give it up; the frame stays taken and not valid. NULL is allowed. */
+void eep_wcache_fill_drop(struct eep_wcache_fill *fill);
+
 /* ---- views -------------------------------------------------------------------------------------
  *
  * A view is a version that this process routes with. Its frames stay as they are until it is
@@ -426,6 +459,24 @@ EEP_MUST_CHECK enum eep_status eep_wcache_abort(struct eep_wcache *cache);
 /** A move of this engine is over: drop the fill locks of the seats for which this process took
  * frames. Commit and abort do it for the mover. */
 void eep_wcache_leave(struct eep_wcache *cache);
+
+/**
+ * Take the mover's lock and nothing else: before it is decided, with the other nodes, what becomes
+ * of what a dead mover left (first the lock of the first node, then the others'). Holding it
+ * already is no failure.
+ *
+ * @retval EEP_ERR_AGAIN  busy: names the engine that has it
+ */
+EEP_MUST_CHECK enum eep_status eep_wcache_mover_take(struct eep_wcache *cache);
+
+/**
+ * Publish the current map again as a higher version, so that all nodes have the same. The mover
+ * only, nothing pending, prepared or dirty. Does nothing if `version` is the current one.
+ *
+ * @retval EEP_ERR_STALE    not the mover, or something is pending, prepared or dirty
+ * @retval EEP_ERR_INVALID  the current version is higher
+ */
+EEP_MUST_CHECK enum eep_status eep_wcache_raise(struct eep_wcache *cache, uint64_t version);
 
 /** Let another engine move. Nothing may be pending; asserted. */
 void eep_wcache_mover_release(struct eep_wcache *cache);

@@ -214,6 +214,15 @@ EEP_MUST_CHECK enum eep_status wc_frame_close(struct eep_wcache *c, uint32_t sea
                                               uint32_t layer, uint32_t expert,
                                               const struct wc_digest *expected,
                                               struct wc_digest *digest_out);
+/** The same with the digest of the bytes, which the caller has taken already. */
+EEP_MUST_CHECK enum eep_status wc_frame_close_as(struct eep_wcache *c, uint32_t seat,
+                                                 uint32_t index, uint32_t layer, uint32_t expert,
+                                                 const struct wc_digest *expected,
+                                                 struct wc_digest digest);
+/** May this process write the frame? */
+EEP_MUST_CHECK enum eep_status wc_check_writer(struct eep_wcache *c, struct eep_wcache_frame frame);
+EEP_MUST_CHECK enum eep_status wc_check_expert(const struct eep_wcache *c, uint32_t layer,
+                                               struct eep_expert expert);
 /** Header and bytes of a slot's frame against the map: NULL if good, else the reason. */
 const char *wc_frame_trouble(struct eep_wcache *c, uint32_t seat, uint32_t index, uint32_t layer,
                              int32_t expert, bool bytes, char text[256]);

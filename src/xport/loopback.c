@@ -185,6 +185,86 @@ static size_t loop_exchange_bytes(const struct eep_exchange *e)
            3 * e->max_pairs * sizeof(uint32_t);
 }
 
+/* ---- board, transfers ---- */
+
+struct eep_board {
+    unsigned char *memory;
+    size_t bytes;
+};
+
+static enum eep_status loop_board_open(struct eep_xport *x, const char *what, size_t bytes,
+                                       struct eep_board **board_out)
+{
+    struct eep_board *board;
+
+    (void)x;
+    EEP_TRY(eep_mem_alloc(1, sizeof(*board), what, &board));
+    board->bytes = bytes;
+    const enum eep_status status =
+        eep_mem_alloc(EEP_MAX(bytes, (size_t)1), 1, what, &board->memory);
+    if (status != EEP_OK) {
+        eep_mem_free(board);
+        return status;
+    }
+    *board_out = board;
+    return EEP_OK;
+}
+
+static unsigned char *board_at(struct eep_board *board, size_t offset, size_t bytes)
+{
+    EEP_ASSERT(offset <= board->bytes && bytes <= board->bytes - offset);
+    return board->memory + offset;
+}
+
+static enum eep_status loop_board_put(struct eep_board *board, size_t offset, const void *in,
+                                      size_t bytes)
+{
+    memcpy(board_at(board, offset, bytes), in, bytes);
+    return EEP_OK;
+}
+
+static enum eep_status loop_board_get(struct eep_board *board, size_t offset, void *out,
+                                      size_t bytes)
+{
+    memcpy(out, board_at(board, offset, bytes), bytes);
+    return EEP_OK;
+}
+
+static enum eep_status loop_board_add(struct eep_board *board, size_t offset, uint64_t value,
+                                      uint64_t *before_out)
+{
+    unsigned char *at = board_at(board, offset, sizeof(value));
+
+    EEP_ASSERT(offset % sizeof(value) == 0);
+    memcpy(before_out, at, sizeof(value));
+    value += *before_out;
+    memcpy(at, &value, sizeof(value));
+    return EEP_OK;
+}
+
+static void loop_board_close(struct eep_board *board)
+{
+    if (board != NULL) {
+        eep_mem_free(board->memory);
+        eep_mem_free(board);
+    }
+}
+
+/* There is nobody else. */
+static enum eep_status loop_transfer_begin(struct eep_xport *x, const char *what, uint32_t peer,
+                                           uint32_t tag, bool send, void *buffer, size_t bytes,
+                                           struct eep_transfer **transfer_out)
+{
+    (void)x, (void)tag, (void)send, (void)buffer, (void)bytes, (void)transfer_out;
+    return EEP_FAIL(EEP_ERR_INVALID, "%s: a transfer with rank %u of 1", what, peer);
+}
+
+static enum eep_status loop_transfer_test(struct eep_transfer *transfer, size_t *progress_out)
+{
+    (void)transfer, (void)progress_out;
+    return EEP_FAIL(EEP_ERR_INVALID, "there are no transfers with a single rank");
+}
+
 static void loop_close(struct eep_xport *x, enum eep_status status)
 {
     (void)status;
@@ -202,6 +282,13 @@ static const struct eep_xport_ops loopback_ops = {
     .combine = loop_combine,
     .exchange_close = loop_exchange_close,
     .exchange_bytes = loop_exchange_bytes,
+    .board_open = loop_board_open,
+    .board_put = loop_board_put,
+    .board_get = loop_board_get,
+    .board_add = loop_board_add,
+    .board_close = loop_board_close,
+    .transfer_begin = loop_transfer_begin,
+    .transfer_test = loop_transfer_test,
     .close = loop_close,
 };
 

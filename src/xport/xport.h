@@ -15,6 +15,7 @@
 #ifndef EEP_XPORT_H
 #define EEP_XPORT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -66,6 +67,15 @@ struct eep_received {
 struct eep_xport;
 struct eep_exchange;
 
+/**
+ * A node's board: memory of its authority (node rank 0) that the node's other ranks reach by
+ * one-sided operations alone, so that a rank that has died, or is busy, holds nobody up.
+ */
+struct eep_board;
+
+/** A message that is on its way beside the steps. */
+struct eep_transfer;
+
 struct eep_xport_ops {
     const char *name;
 
@@ -104,6 +114,40 @@ struct eep_xport_ops {
 
     /** Bytes of memory that the exchange holds for this rank. */
     size_t (*exchange_bytes)(const struct eep_exchange *exchange);
+
+    /** Collective. Zeroed; `bytes` is the same on all ranks of a node. */
+    enum eep_status (*board_open)(struct eep_xport *x, const char *what, size_t bytes,
+                                  struct eep_board **board_out);
+
+    /** Write to the board of this rank's node, the authority too; done there when it returns. */
+    enum eep_status (*board_put)(struct eep_board *board, size_t offset, const void *in,
+                                 size_t bytes);
+
+    /** Read from it. What others wrote before a collective that both sides took part in is seen. */
+    enum eep_status (*board_get)(struct eep_board *board, size_t offset, void *out, size_t bytes);
+
+    /** Add to a 64-bit number at a multiple of 8, in one step against all others. */
+    enum eep_status (*board_add)(struct eep_board *board, size_t offset, uint64_t value,
+                                 uint64_t *before_out);
+
+    /** Collective while nobody is lost, else local. NULL is allowed. */
+    void (*board_close)(struct eep_board *board);
+
+    /**
+     * Begin to send `bytes` to a rank, or to receive them from it; the buffer is the transport's
+     * until the end. Sender and receiver name the same `tag` (0 .. 2^20 - 1), one transfer at a
+     * time for each pair of ranks, direction and tag. Not to this rank itself.
+     */
+    enum eep_status (*transfer_begin)(struct eep_xport *x, const char *what, uint32_t peer,
+                                      uint32_t tag, bool send, void *buffer, size_t bytes,
+                                      struct eep_transfer **transfer_out);
+
+    /**
+     * Move the transfer on and look; does not wait, and takes no longer than the copy of about a
+     * MiB. `progress_out` counts bytes from the start that have arrived (or left); the transfer has
+     * ended, and is freed, when it equals `bytes` or an error is returned.
+     */
+    enum eep_status (*transfer_test)(struct eep_transfer *transfer, size_t *progress_out);
 
     /** Leave in order. Collective when `status` is EEP_OK, else local and at once. */
     void (*close)(struct eep_xport *x, enum eep_status status);

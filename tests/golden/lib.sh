@@ -17,15 +17,20 @@ else
     max_ranks=1
 fi
 
-# on_ranks N PROGRAM ...: run a program of the build on N ranks; a hang is a failure.
+# on_ranks N PROGRAM ...: run a program of the build on N ranks; a hang is a failure. Each run has
+# its own TMPDIR: what a launcher that was killed left behind must not meet the next one.
 on_ranks() {
-    local ranks=$1
+    local ranks=$1 tmp rc
     shift
     if [ "$max_ranks" = 1 ]; then
         timeout 300 "$EEP_BUILD/$1" "${@:2}"
-    else
-        timeout 300 "$EEP_SRC/scripts/mpi-run" -n "$ranks" "$@"
+        return
     fi
+    tmp=$(mktemp -d "$work/tmp.XXXXXX")
+    TMPDIR=$tmp timeout 300 "$EEP_SRC/scripts/mpi-run" -n "$ranks" "$@"
+    rc=$?
+    rm -rf "$tmp"
+    return "$rc"
 }
 
 # check NAME COMMAND ...: count one test; its output is shown when it fails.

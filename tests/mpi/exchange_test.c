@@ -2,7 +2,8 @@
  * The transport as ranks see it, run by tests/mpi/exchange and tests/mpi/loss through
  * scripts/mpi-run:
  *
- *     exchange_test [rounds]              control collectives and exchanges, every byte checked
+ *     exchange_test [rounds]              control collectives, boards, transfers and exchanges,
+ *                                         every byte checked
  *     exchange_test idle                  ranks that wait for a late one must not burn a core
  *     exchange_test kill|exit|fail|stop RANK ROUND
  *                                         rank RANK goes in round ROUND; the others must fail
@@ -120,6 +121,134 @@ static enum eep_status test_control(void)
     }
     free(in);
     free(out);
+    return EEP_OK;
+}
+
+/* ---- board ---- */
+
+/* Each rank writes its part, reads the others' after a collective, and all count together. */
+static enum eep_status test_board(void)
+{
+    const struct eep_topology *topo = &xport->topo;
+    const size_t part = 1000;
+    const uint64_t adds = 50;
+    struct eep_board *board;
+    unsigned char bytes[1000];
+    uint64_t before, sum = 0, last = 0;
+    uint32_t all[64];
+
+    EEP_TRY(xport->ops->board_open(xport, "test board", 8 + topo->node_size * part, &board));
+    EEP_TRY(xport->ops->board_get(board, 0, &sum, sizeof(sum)));
+    CHECK(sum == 0, "a board begins with %llu", (unsigned long long)sum);
+    fill(bytes, part, topo->rank);
+    EEP_TRY(xport->ops->board_put(board, 8 + topo->node_rank * part, bytes, part));
+    EEP_TRY(xport->ops->allgather(xport, "board", &topo->rank, 4, all));
+    for (uint32_t r = 0, i = 0; r < topo->size; r++) {
+        if (topo->node_of[r] == topo->node) {
+            EEP_TRY(xport->ops->board_get(board, 8 + i++ * part, bytes, part));
+            check_fill(bytes, part, r, "board");
+        }
+    }
+    for (uint64_t i = 0; i < adds; i++) {
+        EEP_TRY(xport->ops->board_add(board, 0, 3, &before));
+        CHECK(before % 3 == 0 && (i == 0 || before > last), "added to %llu after %llu",
+              (unsigned long long)before, (unsigned long long)last);
+        last = before;
+    }
+    EEP_TRY(xport->ops->allgather(xport, "board", &topo->rank, 4, all));
+    EEP_TRY(xport->ops->board_get(board, 0, &sum, sizeof(sum)));
+    CHECK(sum == 3 * adds * topo->node_size, "%llu", (unsigned long long)sum);
+    xport->ops->board_close(board);
+    return EEP_OK;
+}
+
+/* ---- transfers ---- */
+
+#define TRANSFERS 3u /* to each rank, at a time */
+
+static size_t transfer_size(uint32_t from, uint32_t to, uint32_t i)
+{
+    static const size_t sizes[] = {16, 1 << 20, (5 << 20) + 12345, 1, (1 << 20) + 1, 3 << 20};
+
+    return sizes[(from * 5 + to * 3 + i) % (sizeof(sizes) / sizeof(sizes[0]))];
+}
+
+static uint64_t transfer_seed(uint32_t from, uint32_t to, uint32_t i)
+{
+    return 7000 + (from * 64 + to) * 64 + i;
+}
+
+struct bulk {
+    struct eep_transfer *transfer;
+    unsigned char *data;
+    size_t bytes, progress;
+};
+
+static enum eep_status begin_bulk(struct bulk *b, uint32_t peer, uint32_t i, bool send)
+{
+    const uint32_t me = xport->topo.rank, from = send ? me : peer, to = send ? peer : me;
+
+    *b = (struct bulk){.bytes = transfer_size(from, to, i)};
+    b->data = malloc(b->bytes);
+    CHECK(b->data != NULL, "memory");
+    if (send) {
+        fill(b->data, b->bytes, transfer_seed(from, to, i));
+    }
+    return xport->ops->transfer_begin(xport, "bulk", peer, i, send, b->data, b->bytes,
+                                      &b->transfer);
+}
+
+static enum eep_status move_on(struct bulk *all, size_t count, size_t *left)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t progress;
+
+        if (all[i].progress == all[i].bytes) {
+            continue;
+        }
+        EEP_TRY(xport->ops->transfer_test(all[i].transfer, &progress));
+        CHECK(progress >= all[i].progress && progress <= all[i].bytes, "progress %zu", progress);
+        all[i].progress = progress;
+        *left -= progress == all[i].bytes;
+    }
+    return EEP_OK;
+}
+
+/* From each rank to each, several at a time, with collectives in between as steps have them. */
+static enum eep_status test_transfers(void)
+{
+    const uint32_t size = xport->topo.size, me = xport->topo.rank;
+    const size_t count = (size_t)(size - 1) * TRANSFERS * 2;
+    struct bulk *all = calloc(count + 1, sizeof(*all)), *b = all;
+    size_t left = count, most = 1;
+    uint64_t lefts[64];
+
+    CHECK(all != NULL, "memory");
+    for (uint32_t peer = 0; peer < size; peer++) {
+        for (uint32_t i = 0; i < TRANSFERS && peer != me; i++) {
+            EEP_TRY(begin_bulk(b++, peer, i, false));
+            EEP_TRY(begin_bulk(b++, peer, i, true));
+        }
+    }
+    while (most > 0) {
+        const uint64_t mine = left;
+
+        EEP_TRY(move_on(all, count, &left));
+        EEP_TRY(xport->ops->allgather(xport, "left", &mine, sizeof(mine), lefts));
+        most = 0;
+        for (uint32_t r = 0; r < size; r++) {
+            most = EEP_MAX(most, lefts[r]);
+        }
+    }
+    b = all;
+    for (uint32_t peer = 0; peer < size; peer++) {
+        for (uint32_t i = 0; i < TRANSFERS && peer != me; i++, b += 2) {
+            check_fill(b->data, b->bytes, transfer_seed(peer, me, i), "transfer");
+            free(b[0].data);
+            free(b[1].data);
+        }
+    }
+    free(all);
     return EEP_OK;
 }
 
@@ -326,6 +455,8 @@ static enum eep_status test_all(uint64_t rounds)
     };
 
     EEP_TRY(test_control());
+    EEP_TRY(test_board());
+    EEP_TRY(test_transfers());
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         EEP_TRY(test_shape(&shapes[i], i == 3 ? EEP_MIN(rounds, PATTERNS) : rounds));
     }
@@ -395,7 +526,11 @@ static enum eep_status test_loss(const char *how, uint32_t rank, uint64_t last)
     struct plan plan;
     const void *rows[64];
 
+    struct eep_board *board;
+    uint64_t before;
+
     alloc_plan(&shape, &plan);
+    EEP_TRY(xport->ops->board_open(xport, "test board", 8, &board));
     EEP_TRY(xport->ops->exchange_open(xport, &params, &exchange));
     for (uint64_t round = 0; round < last + 1000000; round++) {
         if (round == last && xport->topo.rank == rank) {
@@ -408,7 +543,16 @@ static enum eep_status test_loss(const char *how, uint32_t rank, uint64_t last)
             printf("lost at %.3f\n", (double)eep_clock_ns() / 1e9);
             fflush(stdout);
         }
-        EEP_TRY(run_round(exchange, &shape, round, &plan, rows));
+        EEP_TRY(xport->ops->board_add(board, 0, 1, &before));
+        enum eep_status status = run_round(exchange, &shape, round, &plan, rows);
+        if (status != EEP_OK) {
+            char text[EEP_ERROR_TEXT_MAX];
+
+            snprintf(text, sizeof(text), "%s", eep_error_text());
+            EEP_TRY(xport->ops->board_add(board, 0, 1, &before)); /* whoever died, it works */
+            eep_error_text_set(text);
+            return status;
+        }
     }
     return EEP_OK;
 }

@@ -547,6 +547,113 @@ START_TEST(rolled_back_in_place_stays_dirty)
 }
 END_TEST
 
+/* ---- what a world of nodes needs --------------------------------------------------------------
+ */
+
+START_TEST(a_frame_may_be_filled_in_pieces)
+{
+    struct eep_wcache *c = filled();
+    struct eep_wcache_content whole, pieces, wrong;
+    struct eep_wcache_frame frame;
+    struct eep_wcache_fill *fill;
+    unsigned char bytes[WT_FRAME_BYTES];
+    uint64_t done = 0;
+
+    ck_assert(eep_wcache_frame_digest(c, 1, (struct eep_expert){3}, &whole));
+    CK_OK(eep_wcache_begin(c, (uint32_t[]){1}, 1, 0));
+    CK_OK(eep_wcache_take(c, (struct eep_seat){0}, &frame));
+    FAILS(eep_wcache_fill_begin(c, frame, WT_LAYERS, (struct eep_expert){3}, &fill),
+          EEP_ERR_INVALID, "no expert 3 in layer 3");
+    wt_bytes(1, 3, bytes, WT_FRAME_BYTES);
+    CK_OK(eep_wcache_fill_begin(c, frame, 1, (struct eep_expert){3}, &fill));
+    for (uint64_t i = 0; done < WT_FRAME_BYTES; i++) {
+        const uint64_t part = EEP_MIN(1 + i * 97, WT_FRAME_BYTES - done);
+
+        if (i % 2 == 0) {
+            eep_wcache_fill_copy(fill, bytes + done, part);
+        } else {
+            memcpy((unsigned char *)eep_wcache_fill_bytes(fill) + done, bytes + done, part);
+            eep_wcache_fill_written(fill, part);
+        }
+        done += part;
+        ck_assert_uint_eq(eep_wcache_fill_done(fill), done);
+    }
+    CK_OK(eep_wcache_fill_end(fill, &whole, &pieces));
+    ck_assert(pieces.low == whole.low && pieces.high == whole.high);
+
+    /* Another digest than the sender's, or than that of the expert's first copy, is refused. */
+    wrong = whole;
+    wrong.low++;
+    CK_OK(eep_wcache_fill_begin(c, frame, 1, (struct eep_expert){3}, &fill));
+    eep_wcache_fill_copy(fill, bytes, WT_FRAME_BYTES);
+    FAILS(eep_wcache_fill_end(fill, &wrong, NULL), EEP_ERR_CACHE_BAD, "their source says");
+    bytes[WT_FRAME_BYTES - 1] ^= 1;
+    CK_OK(eep_wcache_fill_begin(c, frame, 1, (struct eep_expert){3}, &fill));
+    eep_wcache_fill_copy(fill, bytes, WT_FRAME_BYTES);
+    FAILS(eep_wcache_fill_end(fill, NULL, NULL), EEP_ERR_CACHE_BAD, "first copy");
+    CK_OK(eep_wcache_fill_begin(c, frame, 1, (struct eep_expert){3}, &fill));
+    eep_wcache_fill_drop(fill);
+    eep_wcache_fill_drop(NULL);
+    CK_OK(eep_wcache_abort(c));
+    CK_OK(wt_check(c));
+    eep_wcache_close(c);
+}
+END_TEST
+
+static void hold_the_lock(struct eep_wcache *c)
+{
+    CK_OK(eep_wcache_mover_take(c));
+    let_go(to_parent[1]);
+    wait_turn(to_child[0]);
+    eep_wcache_mover_release(c);
+    let_go(to_parent[1]);
+    wait_turn(to_child[0]);
+    eep_wcache_close(c);
+}
+
+START_TEST(the_lock_can_be_taken_before_it_is_known_what_for)
+{
+    struct eep_wcache *c = filled();
+    const pid_t pid = other_process(hold_the_lock, "engine B", 2);
+
+    wait_turn(to_parent[0]);
+    FAILS(eep_wcache_mover_take(c), EEP_ERR_AGAIN, "engine B");
+    FAILS(eep_wcache_raise(c, 5), EEP_ERR_STALE, "not the mover");
+    let_go(to_child[1]);
+    wait_turn(to_parent[0]);
+    CK_OK(eep_wcache_mover_take(c));
+    CK_OK(eep_wcache_mover_take(c));
+    let_go(to_child[1]);
+    join(pid);
+    eep_wcache_close(c);
+}
+END_TEST
+
+START_TEST(a_version_is_raised_with_the_same_map)
+{
+    struct eep_wcache *c = filled();
+    struct eep_wcache_status before, after;
+    struct wt_move m;
+
+    CK_OK(wt_move(c, 0, 2, 3, false));
+    CK_OK(eep_wcache_status(c, &before));
+    CK_OK(eep_wcache_raise(c, 1));
+    CK_OK(eep_wcache_raise(c, 9));
+    CK_OK(eep_wcache_status(c, &after));
+    ck_assert_uint_eq(after.version, 9);
+    ck_assert(memcmp(before.digest, after.digest, sizeof(before.digest)) == 0);
+    FAILS(eep_wcache_raise(c, 8), EEP_ERR_INVALID, "cannot become 8");
+    CK_OK(wt_check(c));
+    CK_OK(wt_prepare(c, 0, 1, 4, false, &m));
+    FAILS(eep_wcache_raise(c, 20), EEP_ERR_STALE, "not over");
+    CK_OK(eep_wcache_abort(c));
+    CK_OK(wt_move(c, 0, 2, 5, false));
+    ck_assert_uint_eq(eep_wcache_version(c), 10);
+    CK_OK(wt_check(c));
+    eep_wcache_close(c);
+}
+END_TEST
+
 int main(void)
 {
     const TTest *const tests[] = {
@@ -565,6 +672,9 @@ int main(void)
         a_dirty_record_is_refused_and_repaired,
         a_prepared_move_in_place_is_complete,
         rolled_back_in_place_stays_dirty,
+        a_frame_may_be_filled_in_pieces,
+        the_lock_can_be_taken_before_it_is_known_what_for,
+        a_version_is_raised_with_the_same_map,
     };
 
     return run_cache_tests("wcache moves", tests, COUNT(tests));

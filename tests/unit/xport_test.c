@@ -221,9 +221,40 @@ START_TEST(every_allocation_may_fail)
 }
 END_TEST
 
+START_TEST(a_board_holds_what_was_put_and_counts)
+{
+    struct eep_board *board;
+    char text[6] = "";
+    uint64_t before = 1;
+
+    ck_assert_int_eq(x->ops->board_open(x, "test", 32, &board), EEP_OK);
+    ck_assert_int_eq(x->ops->board_put(board, 26, "hello", 6), EEP_OK);
+    ck_assert_int_eq(x->ops->board_get(board, 26, text, 6), EEP_OK);
+    ck_assert_str_eq(text, "hello");
+    ck_assert_int_eq(x->ops->board_add(board, 8, 5, &before), EEP_OK);
+    ck_assert_uint_eq(before, 0);
+    ck_assert_int_eq(x->ops->board_add(board, 8, UINT64_MAX, &before), EEP_OK);
+    ck_assert_uint_eq(before, 5);
+    ck_assert_int_eq(x->ops->board_get(board, 8, &before, 8), EEP_OK);
+    ck_assert_uint_eq(before, 4);
+    x->ops->board_close(board);
+}
+END_TEST
+
+START_TEST(a_transfer_with_nobody_is_refused)
+{
+    struct eep_transfer *transfer;
+
+    ck_assert_int_eq(x->ops->transfer_begin(x, "test", 1, 0, true, &x, 8, &transfer),
+                     EEP_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(eep_error_text(), "rank 1 of 1"));
+}
+END_TEST
+
 START_TEST(closing_nothing_is_allowed)
 {
     x->ops->exchange_close(NULL);
+    x->ops->board_close(NULL);
 }
 END_TEST
 
@@ -241,6 +272,8 @@ int main(void)
     tcase_add_test(tests, a_wrong_dispatch_is_refused_and_changes_nothing);
     tcase_add_test(tests, an_exchange_too_large_to_address_is_refused);
     tcase_add_test(tests, every_allocation_may_fail);
+    tcase_add_test(tests, a_board_holds_what_was_put_and_counts);
+    tcase_add_test(tests, a_transfer_with_nobody_is_refused);
     tcase_add_test(tests, closing_nothing_is_allowed);
     suite_add_tcase(suite, tests);
     runner = srunner_create(suite);

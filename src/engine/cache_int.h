@@ -1,0 +1,26 @@
+/* What the files that open the cache share. */
+#ifndef EEP_ENGINE_CACHE_INT_H
+#define EEP_ENGINE_CACHE_INT_H
+
+#include "engine/engine_int.h"
+
+struct eep_cache_shape {
+    uint32_t seats;
+    uint32_t slots; /* of a seat */
+    uint32_t found; /* 1: a cache of that shape is there; else this is the wanted one */
+};
+
+/** The key of this engine's cache on this node, with the shape of e->layout. */
+EEP_MUST_CHECK enum eep_status eep_cache_key(const struct eep_engine *engine,
+                                             struct eep_wcache_key *key_out);
+
+/** A cache of this checkpoint on this node: of the key's shape, else the newest of another one. */
+EEP_MUST_CHECK enum eep_status eep_cache_find(const struct eep_engine *engine,
+                                              const struct eep_wcache_key *key,
+                                              struct eep_cache_shape *shape_out);
+
+/** Pin the same version on all ranks, with its map as the engine's layout. Seats are open.
+ *  Collective. (first_view.c) */
+EEP_MUST_CHECK enum eep_status eep_cache_first_view(struct eep_engine *engine);
+
+#endif
