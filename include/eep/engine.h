@@ -313,6 +313,8 @@ struct eep_engine_facts {
     uint64_t steps;
     uint64_t load_ns;
     const char *cache_path;  /**< directory of the weight cache, owned by the engine; NULL: none */
+    uint64_t cache_bytes;    /**< of this rank's node */
+    bool cache_kept;         /**< it stays after the last engine has left */
     bool cache_attached;     /**< it was there, complete, before this start */
     uint64_t layout_version; /**< of the cache's record; 0 without one */
     const struct eep_rank_memory *memory; /**< (ranks), owned by the engine */

@@ -74,11 +74,21 @@ static enum eep_status open_with(struct eep_engine *e, const struct opening *o, 
     return eep_wcache_open(&params, &e->cache);
 }
 
+/* One spare frame a layer lets all layers change in one version; a cache that goes with this job
+ * has none unless the job means to move experts. */
+static uint32_t default_spare(const struct eep_engine *e, const struct opening *o)
+{
+    const bool moves =
+        e->cache_mode != EEP_CACHE_JOB || e->rebalance.every > 0 || e->rebalance.threshold > 0.0;
+
+    return moves && o->key.seats > 1 ? o->key.layers : 0;
+}
+
 /* Spare frames are worth having, but not the whole cache. */
 static enum eep_status create_cache(struct eep_engine *e, const struct opening *o)
 {
     const bool chosen = e->spare_frames != EEP_SPARE_DEFAULT;
-    const uint32_t spare = chosen ? e->spare_frames : o->key.seats > 1 ? o->key.layers : 0;
+    const uint32_t spare = chosen ? e->spare_frames : default_spare(e, o);
     enum eep_status status = open_with(e, o, false, spare);
 
     if (status == EEP_ERR_NOMEM && !chosen && spare > 0) {

@@ -17,6 +17,20 @@ static struct eep_rank_memory own_memory(const struct eep_engine *e)
     return m;
 }
 
+static uint64_t cache_bytes(const struct eep_engine *e, const struct eep_wcache_status *status)
+{
+    const struct eep_topology *topo = &e->xport->topo;
+    const struct eep_layout *l = e->layout;
+    uint64_t frames = 0;
+
+    for (uint32_t seat = 0; seat < l->seats; seat++) {
+        if (topo->node_of[eep_layout_executor(seat, l->seats, topo->size)] == topo->node) {
+            frames += (uint64_t)l->layers * l->slots_per_seat + status->spare_frames;
+        }
+    }
+    return frames * status->frame_stride + status->dense_bytes;
+}
+
 enum eep_status eep_engine_facts(struct eep_engine *e, struct eep_engine_facts *facts_out)
 {
     const struct eep_topology *topo = &e->xport->topo;
@@ -53,6 +67,8 @@ enum eep_status eep_engine_facts(struct eep_engine *e, struct eep_engine_facts *
 
         EEP_TRY(eep_wcache_status(e->cache, &status));
         facts_out->cache_path = status.path;
+        facts_out->cache_bytes = cache_bytes(e, &status);
+        facts_out->cache_kept = status.keep;
     }
     return EEP_OK;
 }

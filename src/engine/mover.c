@@ -76,9 +76,23 @@ static enum eep_status create_own(struct eep_engine *e)
     return take_tables(e);
 }
 
+/* Caches that were made at different times may have different numbers; plans are the same on all. */
+static enum eep_status agree_on_spare(struct eep_engine *e)
+{
+    struct eep_mover *m = e->mover;
+    struct eep_move_word word = {.version = m->cache_spare};
+
+    EEP_TRY(eep_move_round(e, "spare frames", &word, m->words));
+    for (uint32_t r = 0; r < e->xport->topo.size; r++) {
+        m->cache_spare = (uint32_t)EEP_MIN((uint64_t)m->cache_spare, m->words[r].version);
+    }
+    return EEP_OK;
+}
+
 enum eep_status eep_mover_create(struct eep_engine *e)
 {
     EEP_TRY(eep_agree(e->xport, "mover", create_own(e)));
+    EEP_TRY(agree_on_spare(e));
     return eep_agree(e->xport, "board of moves", eep_move_board_open(e));
 }
 

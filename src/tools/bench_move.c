@@ -278,6 +278,9 @@ static enum eep_status run(struct bench_move *b)
     if (b->engine_opts.cache == NULL && b->engine_opts.cache_dir == NULL) {
         b->engine_opts.cache = "job";
     }
+    if (b->engine_opts.rebalance.every == 0) {
+        b->engine_opts.rebalance.every = UINT64_MAX; /* only on request, but with spare frames */
+    }
     if (b->engine_opts.kv_tokens == 0) {
         b->engine_opts.kv_tokens = (uint64_t)b->sequences * (8 * (b->steps + 64) + 64);
     }

@@ -32,9 +32,9 @@ void eep_engine_opts_table(struct eep_engine_opts *v, struct eep_opt *opts_out)
         {"timeout", EEP_OPT_U32, &v->timeout_s, "SECONDS",
          "longest wait for another rank (default 600)"},
         {"weight-cache", EEP_OPT_STRING, &v->cache, "MODE",
-         "packed weights in the node's shared memory: off (default);\njob: until the end; keep: "
+         "packed weights in the node's shared memory: off; job (default):\nuntil the end; keep: "
          "for "
-         "the next start; require: keep,\nor fail"},
+         "the next start; require: keep, or fail"},
         {"cache-dir", EEP_OPT_STRING, &v->cache_dir, "DIR",
          "where caches are (default /dev/shm/eep-UID); means keep\nunless --weight-cache says "
          "otherwise"},
@@ -90,7 +90,7 @@ static int cache_mode(const struct eep_engine_opts *v)
     static const char *const names[] = {"off", "job", "keep", "require"};
 
     if (v->cache == NULL) {
-        return v->cache_dir != NULL ? EEP_CACHE_KEEP : EEP_CACHE_OFF;
+        return v->cache_dir != NULL ? EEP_CACHE_KEEP : EEP_CACHE_JOB;
     }
     for (int mode = EEP_CACHE_OFF; mode <= EEP_CACHE_REQUIRE; mode++) {
         if (strcmp(v->cache, names[mode]) == 0) {
@@ -334,6 +334,14 @@ static void print_moves(const struct eep_engine *engine)
     }
 }
 
+/* Length of the path of the directory that a path lies in. */
+static int parent_length(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return slash != NULL ? (int)(slash - path) : 0;
+}
+
 enum eep_status eep_print_facts(struct eep_engine *engine)
 {
     struct eep_engine_facts f;
@@ -353,6 +361,12 @@ enum eep_status eep_print_facts(struct eep_engine *engine)
         fprintf(stderr, "cache       %s, layout version %llu, %s in %.3f s\n", f.cache_path,
                 (unsigned long long)f.layout_version, f.cache_attached ? "attached" : "filled",
                 (double)f.load_ns * 1e-9);
+        if (f.cache_kept && !f.cache_attached) {
+            fprintf(stderr,
+                    "kept        %.1f MiB of each node's memory, for the next start; "
+                    "'eep cache drop --cache-dir %.*s' frees them\n",
+                    (double)f.cache_bytes / (1 << 20), parent_length(f.cache_path), f.cache_path);
+        }
     }
     print_moves(engine);
     fprintf(stderr, "prompt      %llu tokens, %.1f tokens/s\n", (unsigned long long)f.prompt_tokens,

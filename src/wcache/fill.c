@@ -4,12 +4,11 @@
  */
 #include <string.h>
 
-#include <xxhash.h>
-
 #include "base/assert.h"
 #include "wcache/wcache_int.h"
+#include "wcache/xxh.h"
 
-#define TILE ((uint64_t)16 << 10)
+#define TILE ((uint64_t)4 << 10) /* larger ones leave the first-level cache */
 
 struct eep_wcache_fill {
     struct eep_wcache *cache;
@@ -45,7 +44,7 @@ enum eep_status eep_wcache_fill_begin(struct eep_wcache *cache, struct eep_wcach
     return EEP_OK;
 }
 
-void eep_wcache_fill_written(struct eep_wcache_fill *fill, uint64_t bytes)
+static void take_in(struct eep_wcache_fill *fill, uint64_t bytes)
 {
     EEP_ASSERT(bytes <= fill->cache->shape.frame_bytes - fill->done);
     const XXH_errorcode rc = XXH3_128bits_update(fill->hash, fill->bytes + fill->done, bytes);
@@ -54,19 +53,45 @@ void eep_wcache_fill_written(struct eep_wcache_fill *fill, uint64_t bytes)
     fill->done += bytes;
 }
 
+/* Who executes the slot reads it through another mapping: its pages are mapped now, not in the
+ * first step with the new version. */
+static void map_for_readers(struct eep_wcache_fill *fill, uint64_t from)
+{
+    const struct wc_seat *seat = &fill->cache->seats[fill->frame.seat];
+    const uint64_t first = from / EEP_PAGE * EEP_PAGE;
+
+    if (seat->bytes != NULL) {
+        wc_populate(wc_frame_data(&fill->cache->shape, seat->bytes, fill->frame.index) + first,
+                    fill->done - first);
+    }
+}
+
 void eep_wcache_fill_copy(struct eep_wcache_fill *fill, const void *source, uint64_t bytes)
 {
     const unsigned char *from = source;
+    const uint64_t begin = fill->done;
 
     EEP_ASSERT(bytes <= fill->cache->shape.frame_bytes - fill->done);
+    wc_populate_write(fill->bytes + fill->done, bytes);
     while (bytes > 0) {
         const uint64_t tile = EEP_MIN(bytes, TILE);
 
-        memcpy(fill->bytes + fill->done, from, tile);
-        eep_wcache_fill_written(fill, tile);
+        /* memmove() goes to the C library; gcc makes `rep movs` of memcpy() with so small a bound,
+         * which is slower. */
+        memmove(fill->bytes + fill->done, from, tile);
+        take_in(fill, tile);
         from += tile;
         bytes -= tile;
     }
+    map_for_readers(fill, begin);
+}
+
+void eep_wcache_fill_written(struct eep_wcache_fill *fill, uint64_t bytes)
+{
+    const uint64_t begin = fill->done;
+
+    take_in(fill, bytes);
+    map_for_readers(fill, begin);
 }
 
 void *eep_wcache_fill_bytes(struct eep_wcache_fill *fill)

@@ -5,9 +5,9 @@
 
 #include <openssl/evp.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/assert.h"
+#include "wcache/xxh.h"
 
 /* ---- digests ----------------------------------------------------------------------------------
  */

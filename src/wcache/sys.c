@@ -111,6 +111,14 @@ void wc_populate(const void *bytes, uint64_t count)
     }
 }
 
+void wc_populate_write(void *bytes, uint64_t count)
+{
+    const uintptr_t first = (uintptr_t)bytes / EEP_PAGE * EEP_PAGE;
+
+    /* An older kernel maps them one by one when they are written. */
+    (void)madvise((void *)first, (uintptr_t)bytes + count - first, MADV_POPULATE_WRITE);
+}
+
 static enum eep_status check_file(const char *what, int fd, uint64_t bytes)
 {
     struct stat info;

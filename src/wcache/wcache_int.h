@@ -88,6 +88,8 @@ EEP_MUST_CHECK enum eep_status wc_make_file(const char *where, int dir_fd, const
 EEP_MUST_CHECK enum eep_status wc_check_room(const char *where, int dir_fd, uint64_t needed);
 /** Map all pages of a mapping now. */
 void wc_populate(const void *bytes, uint64_t count);
+/** The same for pages that will be written next. */
+void wc_populate_write(void *bytes, uint64_t count);
 
 /* ---- directories (dir.c) ----------------------------------------------------------------------
  */
