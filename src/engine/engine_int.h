@@ -153,6 +153,8 @@ struct eep_engine {
     struct eep_event *events;
     size_t event_first, event_count, event_capacity;
 
+    uint32_t ask; /* enum eep_move_ask: goes out with the next step */
+
     /* Counters. */
     uint64_t prompt_tokens, generated_tokens, prompt_ns, generation_ns, generation_step_tokens;
     uint64_t steps, load_ns;

@@ -40,6 +40,8 @@ enum eep_move_vote {
 enum eep_move_ask {
     EEP_ASK_NOTHING,
     EEP_ASK_REBALANCE,
+    EEP_ASK_ADMIN_MOVE, /* by eep_engine_ask_rebalance() */
+    EEP_ASK_ADMIN_PLAN, /* likewise, a dry run */
 };
 
 enum eep_move_phase {

@@ -8,6 +8,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "engine/look.h"
 #include "engine/mover.h"
 
 static enum eep_status check_request(const struct eep_engine *e, const struct eep_request *r)
@@ -260,6 +261,24 @@ const struct eep_wire_step *eep_requests_heard(const struct eep_engine *e, uint3
     return (const struct eep_wire_step *)(e->wire_in + rank * e->wire_bytes);
 }
 
+/* A wish of this rank's administrator; one by a signal goes first. */
+static void tell_ask(struct eep_engine *e, struct eep_wire_step *head)
+{
+    if (head->asked == EEP_ASK_NOTHING) {
+        head->asked = e->ask;
+        e->ask = EEP_ASK_NOTHING;
+    }
+}
+
+/* All ranks hear it in the same step, so the call is collective. That moving is off is seen in its
+ * status. */
+static void hear_ask(struct eep_engine *e, const struct eep_wire_step *head)
+{
+    if (head->asked == EEP_ASK_ADMIN_MOVE || head->asked == EEP_ASK_ADMIN_PLAN) {
+        (void)eep_engine_rebalance(e, head->asked == EEP_ASK_ADMIN_PLAN);
+    }
+}
+
 enum eep_status eep_requests_exchange(struct eep_engine *e)
 {
     struct eep_wire_step *mine = (struct eep_wire_step *)e->wire_out;
@@ -268,6 +287,7 @@ enum eep_status eep_requests_exchange(struct eep_engine *e)
     mine->prompt_rows = e->prompt_rows;
     mine->generation_rows = e->generation_rows;
     eep_mover_tell(e, mine);
+    tell_ask(e, mine);
     EEP_TRY(e->xport->ops->allgather(e->xport, "step", e->wire_out, e->wire_bytes, e->wire_in));
     mine->event_count = 0;
     e->prompt_rows = e->generation_rows = 0;
@@ -276,6 +296,7 @@ enum eep_status eep_requests_exchange(struct eep_engine *e)
         const struct eep_wire_event *events = (const struct eep_wire_event *)(head + 1);
 
         EEP_ASSERT(head->event_count <= e->max_sequences);
+        hear_ask(e, head);
         e->prompt_rows += head->prompt_rows;
         e->generation_rows += head->generation_rows;
         for (uint32_t i = 0; i < head->event_count; i++) {
@@ -328,4 +349,28 @@ enum eep_status eep_engine_collect_logits(struct eep_engine *e, uint64_t request
     *logits_out = logits;
     *tokens_out = rows;
     return EEP_OK;
+}
+
+/* ---- what the program around the engine sees: look.h ---- */
+
+void eep_engine_look(const struct eep_engine *e, struct eep_engine_look *look_out)
+{
+    *look_out = (struct eep_engine_look){
+        .requests = e->request_count,
+        .unfinished = e->unfinished,
+        .steps = e->steps,
+        .prompt_tokens = e->prompt_tokens,
+        .generated_tokens = e->generated_tokens,
+        .can_rebalance = e->mover != NULL,
+        .rebalance_pending =
+            e->ask != EEP_ASK_NOTHING ||
+            (e->mover != NULL && (e->mover->asked || e->mover->phase != EEP_MOVE_IDLE)),
+        .layout = e->layout,
+    };
+}
+
+void eep_engine_ask_rebalance(struct eep_engine *e, bool dry_run)
+{
+    EEP_ASSERT(e->mover != NULL);
+    e->ask = dry_run ? EEP_ASK_ADMIN_PLAN : EEP_ASK_ADMIN_MOVE;
 }

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "ckpt/ckpt.h"
+#include "tools/admin.h"
 #include "tools/engine_opts.h"
 #include "tools/prompts.h"
 #include "tools/tools.h"
@@ -29,9 +30,11 @@ struct generate {
     struct eep_prompt_source source;
     bool json;
     const char *logits_out;
+    struct eep_tool_admin_opts admin_opts;
 
     struct eep_engine *engine;
-    uint32_t *prompt_counts; /* (count) */
+    struct eep_tool_admin *admin; /* NULL: no endpoint on this rank */
+    uint32_t *prompt_counts;      /* (count) */
     size_t count;
     bool *ended;          /* (count) */
     char (*reasons)[128]; /* (count): why a request failed, or "" */
@@ -164,6 +167,7 @@ static enum eep_status run_steps(struct generate *g)
 
     while (!idle) {
         EEP_TRY(eep_engine_step(g->engine, &idle));
+        eep_tool_admin_step(g->admin);
         take_events(g);
         if (eep_engine_rank(g->engine) == 0 && printed == EEP_OK) {
             printed = print_ended(g);
@@ -233,7 +237,8 @@ static enum eep_status prepare(struct generate *g)
             fclose(file);
         }
     }
-    return eep_engine_load(g->engine);
+    EEP_TRY(eep_engine_load(g->engine));
+    return eep_tool_admin_open(&g->admin_opts, g->engine, &g->admin);
 }
 
 static enum eep_status run(struct generate *g)
@@ -251,7 +256,8 @@ static int check_usage(const struct generate *g)
     const int sources =
         (g->source.text != NULL) + (g->source.ids.count != 0) + (g->source.file != NULL);
 
-    if (eep_engine_opts_check(&g->engine_opts, &help) != EEP_EXIT_OK) {
+    if (eep_engine_opts_check(&g->engine_opts, &help) != EEP_EXIT_OK ||
+        eep_tool_admin_check(&g->admin_opts, &help) != EEP_EXIT_OK) {
         return EEP_EXIT_USAGE;
     }
     if (sources != 1) {
@@ -265,7 +271,7 @@ int eep_cmd_generate(int argc, char **argv)
 {
     struct generate g = {.source.defaults = {.max_tokens = 128, .top_p = 1.0}};
     struct eep_request *d = &g.source.defaults;
-    struct eep_opt opts[EEP_ENGINE_OPT_COUNT + 11] = {
+    struct eep_opt opts[EEP_ENGINE_OPT_COUNT + EEP_TOOL_ADMIN_OPT_COUNT + 11] = {
         {"prompt", EEP_OPT_STRING, &g.source.text, "TEXT", "one prompt"},
         {"prompt-ids", EEP_OPT_U32_LIST, &g.source.ids, "1,2,3", "one prompt as token ids"},
         {"prompts-file", EEP_OPT_STRING, &g.source.file, "FILE",
@@ -283,6 +289,7 @@ int eep_cmd_generate(int argc, char **argv)
     int exit_status = EEP_EXIT_OK;
 
     eep_engine_opts_table(&g.engine_opts, opts + 11);
+    eep_tool_admin_table(&g.admin_opts, opts + 11 + EEP_ENGINE_OPT_COUNT);
     switch (eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL)) {
     case EEP_OPTS_HELP:
         return EEP_EXIT_OK;
@@ -294,8 +301,10 @@ int eep_cmd_generate(int argc, char **argv)
     }
     if (exit_status == EEP_EXIT_OK) {
         d->keep_logits = g.logits_out != NULL;
+        g.admin_opts.model = g.engine_opts.model;
         const enum eep_status status = run(&g);
 
+        eep_tool_admin_close(g.admin);
         exit_status = eep_tool_end(g.engine, status);
         if (g.failures > 0) {
             exit_status = EEP_EXIT_FAILED;

@@ -5,10 +5,11 @@ set -euo pipefail
 
 passed=0
 failed=0
+program=eep
 
 options_of_help()
 {
-    "$EEP_BUILD/eep" "$@" --help | sed -n 's/^ *\(--[a-z][a-z-]*\).*/\1/p'
+    "$EEP_BUILD/$program" "$@" --help | sed -n 's/^ *\(--[a-z][a-z-]*\).*/\1/p'
 }
 
 options_of_page()
@@ -36,7 +37,7 @@ same()
 # The names that a help text lists: two spaces, the name, at least two spaces, what it does.
 names_in_help()
 {
-    "$EEP_BUILD/eep" "$@" --help | sed -n '/^options:/q; s/^  \([a-z][a-z-]*\)   *.*/\1/p'
+    "$EEP_BUILD/$program" "$@" --help | sed -n '/^options:/q; s/^  \([a-z][a-z-]*\)   *.*/\1/p'
 }
 
 commands=$(names_in_help)
@@ -54,5 +55,11 @@ for command in $commands; do
     [ "${#subcommands[@]}" -gt 0 ] || subcommands=("$command")
     same "eep-$command.1" "${subcommands[@]}"
 done
+
+# eepctl has one page for all its commands.
+program=eepctl
+mapfile -t commands < <(names_in_help)
+[ "${#commands[@]}" -gt 0 ] || { echo "eepctl --help lists no commands" && exit 1; }
+same eepctl.1 "" "${commands[@]}"
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ]
