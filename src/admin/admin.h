@@ -215,7 +215,7 @@ struct eep_admin_event {
 
 /** Events after some number, oldest first. */
 struct eep_admin_events {
-    const struct eep_admin_event **list; /* `count` pointers, valid until the next handler call */
+    const struct eep_admin_event **list; /* `count` pointers, valid until catch_up() */
     size_t count;
     uint64_t first_kept;            /* seq of the oldest one that is kept; 0 if there is none */
     uint64_t last;                  /* seq of the newest; 0 if there is none */
@@ -224,15 +224,15 @@ struct eep_admin_events {
 
 /**
  * What the endpoint asks. All functions are called in the admin thread, one at a time, and must
- * return soon (they hold up other clients). What they return by pointer stays theirs and is used
- * before the next call.
+ * return soon (they hold up other clients). What they return by pointer stays theirs.
  */
 struct eep_admin_handlers {
     void *context;
-    int wake_fd; /* readable when woken() is to be called; -1: never */
+    int wake_fd; /* readable when the engine has told something */
 
-    /** Optional: called when wake_fd is readable; it makes it unreadable again. */
-    void (*woken)(void *context);
+    /** Take in what the engine has told: called before each request and when wake_fd is readable.
+     *  What the others return stays as it is until then. */
+    void (*catch_up)(void *context);
 
     /** NULL: there is none yet (503). */
     const struct eep_admin_status *(*status)(void *context);
@@ -247,7 +247,7 @@ struct eep_admin_handlers {
     /**
      * An operation is asked for. The same id and arguments again: answered with the operation as it
      * stands. An operation left EEP_ADMIN_QUEUED is answered when operation() tells another state,
-     * asked after each woken(), or after a time-out by what withdraw() says.
+     * asked after each catch_up(), or after a time-out by what withdraw() says.
      *
      * @param request  its pointers are the handler's from here on
      */

@@ -446,17 +446,20 @@ static void add_event(struct eep_admin_mailbox *m, const struct eep_admin_event 
 
 static void apply_event(struct eep_admin_mailbox *m, const struct eep_admin_event *event)
 {
-    const unsigned dropped = atomic_exchange(&m->events_dropped, 0);
-
     atomic_fetch_sub(&m->events_pending, 1);
-    if (dropped > 0) {
-        struct eep_admin_event lost = *event;
+    add_event(m, event);
+}
 
-        snprintf(lost.kind, sizeof(lost.kind), "warning");
+/* They would have come after those that were there. */
+static void tell_dropped(struct eep_admin_mailbox *m)
+{
+    const unsigned dropped = atomic_exchange(&m->events_dropped, 0);
+    struct eep_admin_event lost = {.time_ms = now_ms(), .kind = "warning"};
+
+    if (dropped > 0) {
         snprintf(lost.text, sizeof(lost.text), "%u events were lost: no room for them", dropped);
         add_event(m, &lost);
     }
-    add_event(m, event);
 }
 
 /* Take in what the engine has told. */
@@ -492,11 +495,12 @@ static void catch_up(struct eep_admin_mailbox *m)
         }
         note_free(note);
     }
+    tell_dropped(m);
 }
 
 /* ---- the admin thread: handlers ---- */
 
-static void on_woken(void *context)
+static void on_catch_up(void *context)
 {
     struct eep_admin_mailbox *m = context;
 
@@ -508,7 +512,6 @@ static const struct eep_admin_status *on_status(void *context)
 {
     struct eep_admin_mailbox *m = context;
 
-    catch_up(m);
     return m->seen != NULL ? &m->seen->status : NULL;
 }
 
@@ -516,7 +519,6 @@ static const struct eep_admin_layout *on_layout(void *context)
 {
     struct eep_admin_mailbox *m = context;
 
-    catch_up(m);
     return m->seen_layout != NULL ? &m->seen_layout->layout : NULL;
 }
 
@@ -526,7 +528,6 @@ static void on_events(void *context, uint64_t since, size_t limit,
     struct eep_admin_mailbox *m = context;
     uint64_t first, kept;
 
-    catch_up(m);
     kept = EEP_MIN(m->event_last, (uint64_t)EEP_ADMIN_KEPT_EVENTS);
     events_out->last = m->event_last;
     events_out->first_kept = kept > 0 ? m->event_last - kept + 1 : 0;
@@ -702,7 +703,6 @@ static void on_submit(void *context, struct eep_admin_request *request,
     struct eep_admin_mailbox *m = context;
     const struct entry *entry;
 
-    catch_up(m);
     if (same_id(entry_find(m, request->id), request, verdict) || !is_free(m, request, verdict)) {
         eep_admin_request_free(request);
         return;
@@ -734,7 +734,6 @@ static void on_withdraw(void *context, const char *id, struct eep_admin_verdict 
     struct eep_admin_mailbox *m = context;
     struct entry *entry;
 
-    catch_up(m);
     entry = entry_find(m, id);
     if (entry == NULL) {
         refuse(verdict, EEP_ADMIN_UNAVAILABLE, "the operation is not known any more");
@@ -774,7 +773,6 @@ static void on_abort(void *context, const char *id, struct eep_admin_verdict *ve
     struct eep_admin_mailbox *m = context;
     struct entry *entry;
 
-    catch_up(m);
     entry = id != NULL ? entry_find(m, id) : entry_active(m);
     if (entry == NULL && id != NULL) {
         refuse(verdict, EEP_ADMIN_NOT_FOUND, "there is no operation '%s'", id);
@@ -794,7 +792,6 @@ static const struct eep_admin_operation *on_operation(void *context, const char 
     struct eep_admin_mailbox *m = context;
     struct entry *entry = NULL;
 
-    catch_up(m);
     if (id != NULL) {
         entry = entry_find(m, id);
     } else if (m->entry_count > 0) {
@@ -807,7 +804,6 @@ static const struct eep_admin_operation *on_operation_at(void *context, size_t i
 {
     struct eep_admin_mailbox *m = context;
 
-    catch_up(m);
     return index < m->entry_count ? &m->entries[index]->operation : NULL;
 }
 
@@ -818,7 +814,7 @@ struct eep_admin_handlers eep_admin_mailbox_handlers(struct eep_admin_mailbox *m
     return (struct eep_admin_handlers){
         .context = m,
         .wake_fd = m->wake_fd,
-        .woken = on_woken,
+        .catch_up = on_catch_up,
         .status = on_status,
         .layout = on_layout,
         .events = on_events,

@@ -353,6 +353,7 @@ void eep_admin_route(const struct eep_admin_handlers *handlers, const struct eep
     answer_fn answer;
 
     memset(answer_out, 0, sizeof(*answer_out));
+    handlers->catch_up(handlers->context);
     if (path == NULL) {
         fail(answer_out, 404, NULL, "there is no such path; doc/admin.md lists them", NULL);
         return;
@@ -391,6 +392,7 @@ void eep_admin_route_late(const struct eep_admin_handlers *handlers, const char 
 
     memset(answer_out, 0, sizeof(*answer_out));
     memset(&verdict, 0, sizeof(verdict));
+    handlers->catch_up(handlers->context);
     handlers->withdraw(handlers->context, id, &verdict);
     answer_verdict(answer_out, &verdict);
 }

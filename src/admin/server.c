@@ -68,7 +68,7 @@ struct eep_server {
     struct evconnlistener *listener;
     struct event *accept_timer; /* listens again after a pause */
     struct event *stop_event;
-    struct event *wake_event; /* NULL without a wake_fd */
+    struct event *wake_event; /* the engine has told something */
     int stop_fd;
     struct conns conns;
     uint32_t conn_count;
@@ -466,9 +466,7 @@ static void on_wake(evutil_socket_t fd, short what, void *context)
 
     (void)fd;
     (void)what;
-    if (s->params.handlers.woken != NULL) {
-        s->params.handlers.woken(s->params.handlers.context);
-    }
+    s->params.handlers.catch_up(s->params.handlers.context);
     for (c = TAILQ_FIRST(&s->conns); c != NULL; c = next) {
         struct eep_admin_answer answer;
 
@@ -514,22 +512,18 @@ static struct event_base *make_base(void)
 
 static bool make_events(struct eep_server *s)
 {
-    const int wake_fd = s->params.handlers.wake_fd;
-
     s->stop_event = event_new(s->base, s->stop_fd, EV_READ | EV_PERSIST, on_stop, s);
     s->accept_timer = evtimer_new(s->base, on_accept_again, s);
-    if (wake_fd >= 0) {
-        s->wake_event = event_new(s->base, wake_fd, EV_READ | EV_PERSIST, on_wake, s);
-    }
+    s->wake_event =
+        event_new(s->base, s->params.handlers.wake_fd, EV_READ | EV_PERSIST, on_wake, s);
     s->listener = evconnlistener_new(s->base, on_accept, s, LEV_OPT_CLOSE_ON_EXEC, 0,
                                      s->params.listen_fd); /* it listens already */
     if (s->stop_event == NULL || s->accept_timer == NULL || s->listener == NULL ||
-        (wake_fd >= 0 && s->wake_event == NULL)) {
+        s->wake_event == NULL) {
         return false;
     }
     evconnlistener_set_error_cb(s->listener, on_accept_error);
-    return event_add(s->stop_event, NULL) == 0 &&
-           (s->wake_event == NULL || event_add(s->wake_event, NULL) == 0);
+    return event_add(s->stop_event, NULL) == 0 && event_add(s->wake_event, NULL) == 0;
 }
 
 enum eep_status eep_server_create(const struct eep_server_params *params,
