@@ -2,7 +2,7 @@
  * The part of a plan that becomes one version: whole layers, the best first, as many as the spare
  * frames of every seat and the caller's limit allow. A layer that needs more spare frames than
  * there are is cut: copies that depend on each other stay together, so that in each version every
- * expert has a slot.
+ * expert has a slot; a ring of them that is too long is turned in parts.
  */
 #include <string.h>
 
@@ -117,20 +117,28 @@ static uint32_t slot_for(const struct eep_engine *e, uint32_t layer, int32_t exp
 }
 
 /*
- * The slots that must change together with `slot`: what it holds now must be somewhere afterwards.
- * Returns their number, 0 if they do not fit.
+ * The slots that must change together with `slot`: what each holds now must be somewhere
+ * afterwards. Where the next one does not fit, a chain of two or more is cut: its first slot takes,
+ * for now, what its last one held. Returns the number of slots, 0 if none can change.
  */
-static uint32_t follow_chain(struct eep_engine *e, uint32_t layer, uint32_t slot, uint32_t spare)
+static uint32_t follow_chain(struct eep_engine *e, uint32_t layer, uint32_t slot, uint32_t spare,
+                             bool *cut_out)
 {
     struct eep_mover *m = e->mover;
     const uint32_t slots = eep_layout_slots(e->layout), per_seat = e->layout->slots_per_seat;
     const int32_t *map = chunk_row(e, layer), *target = target_row(e, layer);
     uint32_t length = 0;
-    bool fits = true;
 
-    while (slot < slots && fits) {
+    *cut_out = false;
+    while (slot < slots) {
+        uint32_t *copies = &m->seat_copies[slot / per_seat];
+
+        if (target[slot] != EEP_NO_EXPERT && *copies == spare) {
+            *cut_out = true;
+            break;
+        }
+        *copies += target[slot] != EEP_NO_EXPERT;
         m->chain[length++] = slot;
-        fits = target[slot] == EEP_NO_EXPERT || ++m->seat_copies[slot / per_seat] <= spare;
         if (map[slot] == EEP_NO_EXPERT || --m->experts_left[map[slot]] > 0) {
             break;
         }
@@ -143,7 +151,7 @@ static uint32_t follow_chain(struct eep_engine *e, uint32_t layer, uint32_t slot
             }
         }
     }
-    if (!fits) {
+    if (*cut_out && (length < 2 || target[m->chain[0]] == EEP_NO_EXPERT)) {
         for (uint32_t i = 0; i < length; i++) {
             const uint32_t p = m->chain[i];
 
@@ -157,14 +165,32 @@ static uint32_t follow_chain(struct eep_engine *e, uint32_t layer, uint32_t slot
     return length;
 }
 
+static void add_chain(struct eep_engine *e, uint32_t layer, uint32_t length, bool cut)
+{
+    struct eep_mover *m = e->mover;
+    const int32_t *target = target_row(e, layer);
+    int32_t *map = chunk_row(e, layer);
+    const int32_t last = map[m->chain[length - 1]];
+
+    for (uint32_t i = 0; i < length; i++) {
+        const uint32_t slot = m->chain[i];
+        const int32_t expert = cut && i == 0 ? last : target[slot];
+
+        if (expert != EEP_NO_EXPERT) {
+            add_copy(e, layer, slot, (uint32_t)expert);
+            m->experts_left[expert]++;
+        }
+        map[slot] = expert;
+    }
+}
+
 /* As much of a layer as fits. False if nothing does. */
 static bool add_part(struct eep_engine *e, uint32_t layer, uint32_t spare)
 {
     struct eep_mover *m = e->mover;
     const uint32_t slots = eep_layout_slots(e->layout);
-    const int32_t *target = target_row(e, layer);
-    int32_t *map = chunk_row(e, layer);
-    bool any = false;
+    const int32_t *target = target_row(e, layer), *map = chunk_row(e, layer);
+    bool any = false, cut = false;
 
     memset(m->experts_left, 0, e->layout->experts * sizeof(*m->experts_left));
     for (uint32_t p = 0; p < slots; p++) {
@@ -172,17 +198,12 @@ static bool add_part(struct eep_engine *e, uint32_t layer, uint32_t spare)
             m->experts_left[map[p]]++;
         }
     }
-    for (uint32_t p = 0; p < slots; p++) {
-        const uint32_t length = target[p] != map[p] ? follow_chain(e, layer, p, spare) : 0;
+    for (uint32_t p = 0; p < slots && !cut; p++) { /* no slot changes twice */
+        const uint32_t length = target[p] != map[p] ? follow_chain(e, layer, p, spare, &cut) : 0;
 
-        for (uint32_t i = 0; i < length; i++) {
-            const uint32_t slot = m->chain[i];
-
-            if (target[slot] != EEP_NO_EXPERT) {
-                add_copy(e, layer, slot, (uint32_t)target[slot]);
-                m->experts_left[target[slot]]++;
-            }
-            map[slot] = target[slot];
+        cut = cut && length > 0;
+        if (length > 0) {
+            add_chain(e, layer, length, cut);
             any = true;
         }
     }

@@ -17,6 +17,7 @@ struct eep_wcache_fill {
     struct eep_expert expert;
     unsigned char *bytes;
     uint64_t done;
+    bool map; /* its pages are not mapped yet */
     XXH3_state_t *hash;
 };
 
@@ -38,6 +39,8 @@ enum eep_status eep_wcache_fill_begin(struct eep_wcache *cache, struct eep_wcach
     fill->frame = frame;
     fill->layer = layer;
     fill->expert = expert;
+    fill->map =
+        cache->seats[frame.seat].mapped == NULL || !cache->seats[frame.seat].mapped[frame.index];
     wc_frame_open(cache, frame.seat, frame.index);
     fill->bytes = wc_frame_data(&cache->shape, cache->seats[frame.seat].writable, frame.index);
     *fill_out = fill;
@@ -55,12 +58,12 @@ static void take_in(struct eep_wcache_fill *fill, uint64_t bytes)
 
 /* Who executes the slot reads it through another mapping: its pages are mapped now, not in the
  * first step with the new version. */
-static void map_for_readers(struct eep_wcache_fill *fill, uint64_t from)
+static void map_for_readers(const struct eep_wcache_fill *fill, uint64_t from)
 {
     const struct wc_seat *seat = &fill->cache->seats[fill->frame.seat];
     const uint64_t first = from / EEP_PAGE * EEP_PAGE;
 
-    if (seat->bytes != NULL) {
+    if (fill->map && seat->bytes != NULL) {
         wc_populate(wc_frame_data(&fill->cache->shape, seat->bytes, fill->frame.index) + first,
                     fill->done - first);
     }
@@ -72,7 +75,9 @@ void eep_wcache_fill_copy(struct eep_wcache_fill *fill, const void *source, uint
     const uint64_t begin = fill->done;
 
     EEP_ASSERT(bytes <= fill->cache->shape.frame_bytes - fill->done);
-    wc_populate_write(fill->bytes + fill->done, bytes);
+    if (fill->map) {
+        wc_populate_write(fill->bytes + fill->done, bytes);
+    }
     while (bytes > 0) {
         const uint64_t tile = EEP_MIN(bytes, TILE);
 
@@ -104,6 +109,18 @@ uint64_t eep_wcache_fill_done(const struct eep_wcache_fill *fill)
     return fill->done;
 }
 
+/* Only a hint: without memory for it pages are looked at again each time. */
+static void note_mapped(struct eep_wcache *c, struct eep_wcache_frame frame)
+{
+    struct wc_seat *s = &c->seats[frame.seat];
+
+    if (s->bytes != NULL &&
+        (s->mapped != NULL || eep_mem_alloc(c->shape.seat_frames, sizeof(*s->mapped),
+                                            "mapped frames", &s->mapped) == EEP_OK)) {
+        s->mapped[frame.index] = true;
+    }
+}
+
 enum eep_status eep_wcache_fill_end(struct eep_wcache_fill *fill,
                                     const struct eep_wcache_content *expected,
                                     struct eep_wcache_content *content_out)
@@ -119,6 +136,7 @@ enum eep_status eep_wcache_fill_end(struct eep_wcache_fill *fill,
     if (expected != NULL) {
         wanted = (struct wc_digest){expected->low, expected->high};
     }
+    note_mapped(c, fill->frame);
     status = wc_check_writer(c, fill->frame); /* its move may be over by now */
     if (status == EEP_OK) {
         status = wc_frame_close_as(c, fill->frame.seat, fill->frame.index, fill->layer,

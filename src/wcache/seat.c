@@ -41,6 +41,7 @@ void wc_seats_close(struct eep_wcache *c)
         unmap(seat->bytes, c->shape.seat_bytes);
         unmap(seat->writable, c->shape.seat_bytes);
         eep_mem_free(seat->taken);
+        eep_mem_free(seat->mapped);
     }
 }
 
@@ -379,6 +380,8 @@ enum eep_status eep_wcache_seat_end(struct eep_wcache *cache, struct eep_seat se
     wc_seat_unlock(cache, seat.id);
     /* Pages need not be mapped twice; the mapping is for the next write, the file keeps them. */
     (void)madvise(s->writable, cache->shape.seat_bytes, MADV_DONTNEED);
+    eep_mem_free(s->mapped);
+    s->mapped = NULL;
     return EEP_OK;
 }
 

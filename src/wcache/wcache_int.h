@@ -17,6 +17,7 @@ struct wc_seat {
     bool filling;                 /* the first fill is this process's */
     uint64_t taken_move;          /* number of the move that `taken` belongs to */
     bool *taken;                  /* (seat_frames) frames that this process may write; NULL: none */
+    bool *mapped;                 /* (seat_frames) all pages are mapped, twice; NULL: none */
 };
 
 struct eep_wcache_view {
