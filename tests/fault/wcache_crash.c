@@ -19,7 +19,7 @@
 #include "base/log.h"
 #include "tests/fault/wcache_util.h"
 
-static char dir[64];
+static char dir[256];
 
 /* What the killed process was about, in memory that outlives it. */
 static struct shared {
@@ -32,7 +32,7 @@ static struct shared {
 
 static void fresh_dir(void)
 {
-    char command[128];
+    char command[300];
 
     snprintf(command, sizeof(command), "rm -rf '%s'", dir);
     if (system(command) != 0 || mkdir(dir, 0700) != 0) {
@@ -527,12 +527,13 @@ static enum eep_status speed(uint64_t mib)
 
 int main(int argc, char **argv)
 {
+    const char *base = getenv("TMPDIR");
     int failed = 1;
 
     if (eep_log_level_from_env() != EEP_OK) {
         return 2;
     }
-    snprintf(dir, sizeof(dir), "/dev/shm/eep-crash-%d", (int)getpid());
+    snprintf(dir, sizeof(dir), "%s/eep-crash-%d", base != NULL ? base : "/dev/shm", (int)getpid());
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
         return 1;

@@ -36,6 +36,7 @@ static struct eep_engine *engine;
 static struct eep_xport_ops ops;
 static const struct eep_xport_ops *loopback;
 static uint32_t experts_sent, experts_got;
+static uint32_t looks; /* that a transfer takes besides the last one */
 
 static void lies(const char *round, int visit, void (*change)(void *word))
 {
@@ -74,6 +75,7 @@ static enum eep_status broadcast(struct eep_xport *x, const char *what, uint32_t
 
 struct eep_transfer {
     size_t bytes;
+    uint32_t looks;
 };
 
 /* An expert as the checkpoint has it; owned by the caller. */
@@ -117,18 +119,29 @@ static enum eep_status transfer_begin(struct eep_xport *x, const char *what, uin
     }
     eep_mem_free(right);
     CK_OK(eep_mem_alloc(1, sizeof(**transfer_out), what, transfer_out));
-    (*transfer_out)->bytes = bytes;
+    **transfer_out = (struct eep_transfer){.bytes = bytes, .looks = looks};
     return EEP_OK;
 }
 
 static enum eep_status transfer_test(struct eep_transfer *transfer, size_t *progress_out)
 {
-    *progress_out = transfer->bytes;
-    eep_mem_free(transfer);
+    *progress_out = 0;
+    if (transfer->looks-- == 0) {
+        *progress_out = transfer->bytes;
+        eep_mem_free(transfer);
+    }
     return EEP_OK;
 }
 
 /* ---- engines ---- */
+
+/* The smallest one; it has moves to make for one or two versions only. */
+static const char *model = "cases/model/ok-qwen3";
+
+static void choose_larger_model(void)
+{
+    model = "tiny-qwen3-moe";
+}
 
 static char dir[256];
 
@@ -176,7 +189,7 @@ static enum eep_status try_open(uint32_t rank, uint32_t spare_frames, uint64_t t
     const struct eep_engine_params params = {
         .fields = EEP_ENGINE_KV_TOKENS | EEP_ENGINE_CACHE | EEP_ENGINE_CACHE_DIR |
                   EEP_ENGINE_SPARE_FRAMES | EEP_ENGINE_REBALANCE | EEP_ENGINE_ATTACH_TIMEOUT,
-        .model = test_path("cases/model/ok-qwen3"),
+        .model = test_path(model),
         .kv_tokens = 512,
         .cache = EEP_CACHE_REQUIRE,
         .cache_dir = dir,
@@ -256,6 +269,20 @@ static void check_serves(uint64_t version)
     CK_OK(eep_verify_slots(engine));
 }
 
+/* Frames of old versions are free again: else the moves would wait for them. */
+static void check_goes_on_moving(void)
+{
+    for (int i = 0; i < 4; i++) {
+        const uint64_t before = record_version();
+        const struct eep_rebalance_status status = rebalance();
+
+        ck_assert_msg(status.state == EEP_REBALANCE_IDLE, "%s", status.reason);
+        ck_assert_uint_ge(record_version(), before);
+        check_serves(status.version);
+    }
+    ck_assert_uint_ge(record_version(), 3);
+}
+
 /* The move ended without a new version, and the next one works. */
 static void check_rolled_back(const struct eep_rebalance_status *status,
                               enum eep_rebalance_state state)
@@ -316,6 +343,11 @@ static void lags_behind(void *word)
     ((struct eep_wire_step *)word)->record_version = 0;
 }
 
+static void has_one_spare_frame(void *word)
+{
+    ((struct eep_move_word *)word)->version = 1;
+}
+
 static void dies(void *word)
 {
     (void)word;
@@ -353,6 +385,24 @@ START_TEST(a_move_in_place_that_all_agree_on_is_published)
     ck_assert_uint_ge(status.version, 1);
     ck_assert_uint_eq(record_version(), status.version);
     check_serves(status.version);
+    leave();
+}
+END_TEST
+
+START_TEST(moves_follow_each_other)
+{
+    choose_larger_model();
+    open_as((uint32_t)_i % 2, (uint32_t)_i / 2); /* in place, with one spare frame, with two */
+    check_goes_on_moving();
+    leave();
+}
+END_TEST
+
+START_TEST(the_node_with_the_fewest_spare_frames_counts)
+{
+    lies("spare frames", 1, has_one_spare_frame);
+    open_as((uint32_t)_i, 2);
+    ck_assert_uint_eq(engine->mover->cache_spare, 1);
     leave();
 }
 END_TEST
@@ -431,6 +481,60 @@ START_TEST(nothing_is_published_while_one_node_fills)
 }
 END_TEST
 
+START_TEST(nothing_is_published_while_one_rank_of_a_node_fills)
+{
+    open_as((uint32_t)_i, 2);
+    engine->xport->topo.node_size = 2; /* one that never votes */
+    CK_OK(eep_engine_rebalance(engine, false));
+    for (int i = 0; i < 50; i++) {
+        step();
+        check_serves(0);
+    }
+    ck_assert_int_eq(engine->mover->phase, EEP_MOVE_FILLING);
+    ck_assert(engine->mover->voted);
+    leave();
+}
+END_TEST
+
+START_TEST(a_rank_votes_when_its_last_copy_has_come)
+{
+    looks = 20;
+    open_as((uint32_t)_i, 2);
+    CK_OK(eep_engine_rebalance(engine, false));
+    for (int i = 0; i < 15; i++) {
+        step();
+        ck_assert(!engine->mover->voted);
+    }
+    const struct eep_rebalance_status status = rebalance();
+    ck_assert_msg(status.state == EEP_REBALANCE_IDLE, "%s", status.reason);
+    ck_assert_uint_ge(status.version, 1);
+    check_serves(status.version);
+    leave();
+}
+END_TEST
+
+START_TEST(a_copy_without_a_frame_rolls_all_back)
+{
+    struct eep_rebalance_status status;
+    bool idle = false;
+
+    open_as((uint32_t)_i, 0);
+    engine->mover->cache_spare = 2; /* which this cache does not have */
+    CK_OK(eep_engine_rebalance(engine, false));
+    for (int i = 0; i < STEPS_MAX && !idle; i++) {
+        CK_OK(eep_engine_step(engine, &idle));
+        if (engine->mover->fill != NULL) {
+            eep_fill_hurry(engine->mover->fill);
+        }
+    }
+    ck_assert(idle);
+    ck_assert_uint_ge(experts_got, 1); /* what is sent all the same is taken in */
+    engine->mover->cache_spare = 0;
+    eep_engine_rebalance_status(engine, &status);
+    check_rolled_back(&status, EEP_REBALANCE_BUSY);
+}
+END_TEST
+
 START_TEST(a_copy_that_failed_on_one_node_rolls_all_back)
 {
     open_as((uint32_t)_i, 2);
@@ -471,6 +575,7 @@ static void (*const other_pins[])(void *) = {busy, other_version, other_digest, 
 
 START_TEST(all_change_to_a_version_or_none)
 {
+    choose_larger_model();
     open_as(0, 2);
     lies("change of layout", 1, other_pins[_i]);
     ck_assert_int_eq(rebalance().state, EEP_REBALANCE_FAILED);
@@ -480,6 +585,7 @@ START_TEST(all_change_to_a_version_or_none)
     CK_OK(eep_engine_rebalance(engine, true));
     step();
     check_serves(1);
+    check_goes_on_moving();
     leave();
 }
 END_TEST
@@ -530,6 +636,33 @@ START_TEST(a_check_that_failed_elsewhere_ends_the_engine)
 }
 END_TEST
 
+/* ---- the check of all slots ---- */
+
+START_TEST(bytes_of_another_expert_are_seen)
+{
+    open_as(0, 2);
+    CK_OK(eep_verify_slots(engine));
+    const int32_t first = engine->layout->phys2log[0];
+    engine->layout->phys2log[0] = engine->layout->phys2log[1];
+    engine->layout->phys2log[1] = first;
+    ck_assert_int_eq(eep_verify_slots(engine), EEP_ERR_FATAL);
+    leave();
+}
+END_TEST
+
+START_TEST(another_frame_than_the_versions_is_seen)
+{
+    open_as(0, 2);
+    const struct eep_experts_source source = eep_engine_source(engine);
+    const struct eep_slot slot = {0}, other = {1};
+
+    CK_OK(eep_experts_change(engine->experts, &source, 0, slot,
+                             eep_wcache_view_slot(engine->view, 0, other)));
+    ck_assert_int_eq(eep_verify_slots(engine), EEP_ERR_FATAL);
+    leave();
+}
+END_TEST
+
 /* ---- a start ---- */
 
 /* As first_view.c and recover.c begin their words. */
@@ -559,10 +692,12 @@ static void pins_another_map(void *word)
 
 START_TEST(no_start_with_two_versions)
 {
+    choose_larger_model();
     lies("layout version", 1, (_i == 0) ? pins_another_version : pins_another_map);
     open_as(0, 2);
     ck_assert_int_eq(lie.seen, 2); /* it was tried again */
     check_serves(0);
+    check_goes_on_moving();
     leave();
 }
 END_TEST
@@ -707,14 +842,42 @@ START_TEST(a_recovery_takes_the_first_nodes_lock_first)
 }
 END_TEST
 
+static void not_a_mover_now(void *word)
+{
+    (void)word;
+    ck_assert(!is_mover());
+}
+
+static void is_busy(void *word)
+{
+    *(int32_t *)word = EEP_ERR_AGAIN;
+    lies("weight cache records", 1, not_a_mover_now);
+}
+
+START_TEST(a_recovery_that_cannot_have_all_locks_gives_them_back)
+{
+    left_by_dead_mover("prepare of a move", 2);
+    lies("locks of the weight caches", 2, is_busy);
+    open_as(0, 2);
+    ck_assert_int_ge(lie.seen, 1);
+    ck_assert_uint_eq(record_version(), 0);
+    leave();
+}
+END_TEST
+
 static void add_own_moves(TCase *tcase)
 {
     tcase_add_loop_test(tcase, a_move_that_all_agree_on_is_published, 0, 2);
     tcase_add_loop_test(tcase, a_move_in_place_that_all_agree_on_is_published, 0, 2);
+    tcase_add_loop_test(tcase, moves_follow_each_other, 0, 6);
+    tcase_add_loop_test(tcase, the_node_with_the_fewest_spare_frames_counts, 0, 2);
     tcase_add_loop_test(tcase, what_one_node_cannot_do_none_makes_current, 0, 2 * COUNT(failures));
     tcase_add_loop_test(tcase, a_lock_that_cannot_be_had_everywhere_is_given_back, 0, 2);
     tcase_add_test(tcase, the_first_nodes_lock_is_taken_first);
     tcase_add_loop_test(tcase, nothing_is_published_while_one_node_fills, 0, 2);
+    tcase_add_loop_test(tcase, nothing_is_published_while_one_rank_of_a_node_fills, 0, 2);
+    tcase_add_loop_test(tcase, a_rank_votes_when_its_last_copy_has_come, 0, 2);
+    tcase_add_loop_test(tcase, a_copy_without_a_frame_rolls_all_back, 0, 2);
     tcase_add_loop_test(tcase, a_copy_that_failed_on_one_node_rolls_all_back, 0, 2);
     tcase_add_loop_test(tcase, damaged_bytes_are_not_used, 0, 2);
     tcase_add_loop_test(tcase, damaged_bytes_are_not_used_in_place, 0, 2);
@@ -722,6 +885,8 @@ static void add_own_moves(TCase *tcase)
     tcase_add_test(tcase, a_version_that_one_node_has_is_not_followed);
     tcase_add_loop_test(tcase, a_commit_that_failed_elsewhere_ends_moving, 0, 2);
     tcase_add_test(tcase, a_check_that_failed_elsewhere_ends_the_engine);
+    tcase_add_test(tcase, bytes_of_another_expert_are_seen);
+    tcase_add_test(tcase, another_frame_than_the_versions_is_seen);
 }
 
 static void add_starts(TCase *tcase)
@@ -735,6 +900,7 @@ static void add_starts(TCase *tcase)
     tcase_add_test(tcase, nodes_that_cannot_be_brought_together_are_refused);
     tcase_add_test(tcase, nodes_with_different_maps_are_refused);
     tcase_add_test(tcase, a_recovery_takes_the_first_nodes_lock_first);
+    tcase_add_test(tcase, a_recovery_that_cannot_have_all_locks_gives_them_back);
 }
 
 int main(void)

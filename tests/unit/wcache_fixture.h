@@ -9,18 +9,20 @@
 #include "tests/fault/wcache_util.h"
 #include "testutil.h"
 
-static char dir[64];
+static char dir[256];
 
 /* Each test runs in a process and a directory of its own. */
 static inline void make_dir(void)
 {
-    snprintf(dir, sizeof(dir), "/dev/shm/eep-test-%d", (int)getpid());
+    const char *base = getenv("TMPDIR");
+
+    snprintf(dir, sizeof(dir), "%s/eep-test-%d", base != NULL ? base : "/dev/shm", (int)getpid());
     ck_assert_int_eq(mkdir(dir, 0700), 0);
 }
 
 static inline void remove_dir(void)
 {
-    char command[128];
+    char command[300];
 
     snprintf(command, sizeof(command), "rm -rf '%s'", dir);
     ck_assert_int_eq(system(command), 0);
