@@ -2,6 +2,7 @@
 #include "admin/admin.h"
 
 #include <errno.h>
+#include <openssl/ssl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>

@@ -2,9 +2,8 @@
 #ifndef EEP_ADMIN_INT_H
 #define EEP_ADMIN_INT_H
 
-#include <event2/util.h>
 #include <jansson.h>
-#include <openssl/ssl.h>
+#include <openssl/types.h>
 
 #include "admin/admin.h"
 #include "admin/endpoint.h"
@@ -81,7 +80,7 @@ void eep_admin_answer_free(struct eep_admin_answer *answer);
 
 struct eep_listener {
     struct eep_endpoint endpoint; /* the port is the real one */
-    evutil_socket_t fd;
+    int fd;
     int lock_fd;            /* unix; -1 else */
     uint64_t device, inode; /* unix: of our socket, so that no other is removed */
 };
@@ -104,7 +103,7 @@ struct eep_server;
 
 struct eep_server_params {
     struct eep_admin_handlers handlers;
-    evutil_socket_t listen_fd;
+    int listen_fd;
     SSL_CTX *tls;      /* NULL: plain */
     const char *token; /* "": none needed */
     uint32_t connections_max;

@@ -2,6 +2,7 @@
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/sha.h>
+#include <openssl/ssl.h>
 #include <string.h>
 
 #include "admin/admin_int.h"
