@@ -106,7 +106,7 @@ static enum eep_status check_dir(const char *dir)
 {
     struct stat st;
 
-    if (stat(dir, &st) != 0) {
+    if (lstat(dir, &st) != 0) {
         if (errno == ENOENT) {
             return EEP_OK; /* for a client: connecting will say so */
         }

@@ -206,6 +206,9 @@ static void show_cache(FILE *out, const json_t *s)
         return;
     }
     put_clean(out, eepctl_text(cache, "path"));
+    (void)fprintf(out, ", ");
+    put_bytes(out, real(cache, "bytes"));
+    (void)fprintf(out, json_is_true(json_object_get(cache, "kept")) ? ", kept" : "");
     (void)fprintf(out,
                   json_is_true(json_object_get(cache, "attached")) ? ", attached\n" : ", filled\n");
 }

@@ -85,6 +85,8 @@ static enum eep_status fill_facts(struct eep_tool_admin *a, const struct eep_eng
     snprintf(s->scaling.scale_phase, sizeof(s->scaling.scale_phase), "idle");
     if (f->cache_path != NULL) {
         snprintf(s->cache_path, sizeof(s->cache_path), "%s", f->cache_path);
+        s->cache_bytes = f->cache_bytes;
+        s->cache_kept = f->cache_kept;
         s->cache_attached = f->cache_attached;
     }
     s->members = a->members;
