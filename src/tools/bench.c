@@ -14,7 +14,8 @@ static const struct eep_command_help help = {
                "  dispatch   dispatch and combine against MPI_Alltoallv and plain copies\n"
                "  eplb       the balancer against its bars\n"
                "  move       experts that move, against plain copies and still steps\n"
-               "  model      prompt and generation speed of a whole checkpoint\n\n"
+               "  model      prompt and generation speed of a whole checkpoint\n"
+               "  restart    first token with a filled weight cache and without\n\n"
                "`eep bench NAME --help` tells a benchmark's options.",
 };
 
@@ -23,7 +24,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } benches[] = {
     {"moe", eep_bench_moe},   {"dispatch", eep_bench_dispatch}, {"eplb", eep_bench_eplb},
-    {"move", eep_bench_move}, {"model", eep_bench_model},
+    {"move", eep_bench_move}, {"model", eep_bench_model},       {"restart", eep_bench_restart},
 };
 
 int eep_cmd_bench(int argc, char **argv)
