@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <eep/engine.h>
 
@@ -29,6 +30,16 @@
 #define EEP_ADMIN_DEADLINE_S_MAX 86400
 #define EEP_ADMIN_WORD_MAX 32
 #define EEP_ADMIN_EVENT_TEXT_MAX 512
+
+/** Is this an operation's id? */
+static inline bool eep_admin_id_ok(const char *id)
+{
+    const size_t length = strlen(id);
+
+    return length >= 1 && length <= EEP_ADMIN_ID_MAX &&
+           strspn(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") ==
+               length;
+}
 
 enum eep_admin_kind {
     EEP_ADMIN_SCALE,

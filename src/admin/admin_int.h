@@ -34,8 +34,6 @@ bool eep_admin_request_parse(enum eep_admin_body body, const char *text, size_t 
 bool eep_admin_abort_parse(const char *text, size_t bytes, char id_out[EEP_ADMIN_ID_MAX + 1],
                            struct eep_admin_wrong *wrong_out);
 
-bool eep_admin_id_ok(const char *id);
-
 /* ---- reply.c: answers as JSON ---- */
 
 json_t *eep_admin_status_json(const struct eep_admin_status *status,

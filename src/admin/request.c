@@ -105,15 +105,6 @@ static bool read_deadline(const json_t *value, const char *name, struct eep_admi
     return true;
 }
 
-bool eep_admin_id_ok(const char *id)
-{
-    const size_t length = strlen(id);
-
-    return length >= 1 && length <= EEP_ADMIN_ID_MAX &&
-           strspn(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") ==
-               length;
-}
-
 static bool read_id_text(const json_t *value, const char *name, char id[EEP_ADMIN_ID_MAX + 1],
                          struct eep_admin_wrong *w)
 {

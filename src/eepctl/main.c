@@ -246,15 +246,6 @@ static bool is_number(const char *word)
     return length >= 1 && length <= 18 && strspn(word, "0123456789") == length;
 }
 
-static bool id_is_good(const char *id)
-{
-    const size_t length = strlen(id);
-
-    return length >= 1 && length <= EEP_ADMIN_ID_MAX &&
-           strspn(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") ==
-               length;
-}
-
 static int check_scale(const struct command *c)
 {
     if (o.to < 1 || o.to > EEP_ADMIN_SIZE_MAX) {
@@ -284,7 +275,7 @@ static int check(const struct command *c)
     if (o.word_count > 0 && !c->words) {
         return eep_opts_wrong(&c->help, "unexpected word '%s'", o.words[0]);
     }
-    if (o.id != NULL && !id_is_good(o.id)) {
+    if (o.id != NULL && !eep_admin_id_ok(o.id)) {
         return eep_opts_wrong(&c->help, "--id takes 1 to %d characters of A-Z a-z 0-9 . _ -",
                               EEP_ADMIN_ID_MAX);
     }

@@ -2,11 +2,15 @@
  * The admin endpoint without a socket: request heads and bodies, both ways to name things, limits,
  * tokens, endpoints, paths and codes, and the mailbox between the two threads.
  */
+#include <errno.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "admin/admin_int.h"
@@ -647,6 +651,91 @@ START_TEST(without_memory_nothing_is_begun)
 }
 END_TEST
 
+/* ---- over a socket ---- */
+
+static char dir[] = "/tmp/eep-admin-XXXXXX";
+static char endpoint[64];
+
+static enum eep_status open_socket(struct eep_admin **admin_out)
+{
+    const struct eep_admin_params params = {.endpoint = endpoint,
+                                            .connections_max = 2,
+                                            .request_timeout_ms = 300,
+                                            .verdict_timeout_ms = 100};
+
+    return eep_admin_open(&params, &handlers, admin_out);
+}
+
+static int dial(const char *bytes)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const struct timeval limit = {.tv_sec = 20};
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+
+    ck_assert_int_ge(fd, 0);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", endpoint + strlen("unix:"));
+    ck_assert_int_eq(connect(fd, (const void *)&address, sizeof(address)), 0);
+    ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)), 0);
+    ck_assert_int_eq(write(fd, bytes, strlen(bytes)), (ssize_t)strlen(bytes));
+    return fd;
+}
+
+/* The code of the answer, 0 for none, once the connection is closed; -1 if it stays open. */
+static int hang_on(int fd)
+{
+    char text[4096];
+    size_t used = 0;
+    ssize_t got;
+    int code = 0;
+
+    while ((got = read(fd, text + used, sizeof(text) - 1 - used)) > 0) {
+        used += (size_t)got;
+    }
+    close(fd);
+    text[used] = '\0';
+    if (got < 0 && errno != ECONNRESET) {
+        return -1;
+    }
+    return sscanf(text, "HTTP/1.1 %d", &code) == 1 ? code : 0;
+}
+
+START_TEST(a_socket_with_slow_clients_and_an_engine_that_hangs)
+{
+    struct eep_admin *admin, *second;
+    int silent, half, third;
+
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    snprintf(endpoint, sizeof(endpoint), "unix:%s/a.sock", dir);
+    start(EEP_ADMIN_CAN_REBALANCE, false);
+    CK_OK(open_socket(&admin));
+    ck_assert_str_eq(eep_admin_address(admin), endpoint);
+    ck_assert_int_eq(open_socket(&second), EEP_ERR_AGAIN);
+
+    /* nobody takes the command: it is withdrawn */
+    ck_assert_int_eq(hang_on(dial("POST /eep/rebalance HTTP/1.0\r\n\r\n")), 503);
+    ck_assert_int_eq(hang_on(dial("GET /eep/status HTTP/1.0\r\n\r\n")), 200);
+
+    silent = dial("");
+    half = dial("GET /eep/status HT");
+    ck_assert_int_eq(hang_on(half), 408);
+    ck_assert_int_eq(hang_on(silent), 0);
+
+    /* there is room for two: a third takes the place of the first */
+    silent = dial("");
+    half = dial("GET /eep/status HT");
+    third = dial("GET /eep/status HTTP/1.0\r\n\r\n");
+    ck_assert_int_eq(hang_on(third), 200);
+    ck_assert_int_eq(hang_on(silent), 0);
+    ck_assert_int_eq(hang_on(half), 408);
+
+    half = dial("GET /eep/status HT"); /* closing drops it */
+    eep_admin_close(admin);
+    ck_assert_int_eq(hang_on(half), 0);
+    ck_assert_int_eq(rmdir(dir), 0); /* neither socket nor lock is left */
+    stop();
+}
+END_TEST
+
 int main(void)
 {
     const TTest *const tests[] = {
@@ -671,6 +760,7 @@ int main(void)
         a_snapshot_is_a_copy,
         two_threads_lose_nothing,
         without_memory_nothing_is_begun,
+        a_socket_with_slow_clients_and_an_engine_that_hangs,
     };
 
     return run_tests("admin", tests, COUNT(tests));
