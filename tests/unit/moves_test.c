@@ -483,12 +483,14 @@ END_TEST
 
 START_TEST(nothing_is_published_while_one_rank_of_a_node_fills)
 {
+    choose_larger_model();
     open_as((uint32_t)_i, 2);
-    engine->xport->topo.node_size = 2; /* one that never votes */
+    const uint64_t version = rebalance().version; /* votes for it count no more */
+    engine->xport->topo.node_size = 2;            /* one that never votes */
     CK_OK(eep_engine_rebalance(engine, false));
     for (int i = 0; i < 50; i++) {
         step();
-        check_serves(0);
+        check_serves(version);
     }
     ck_assert_int_eq(engine->mover->phase, EEP_MOVE_FILLING);
     ck_assert(engine->mover->voted);
@@ -909,7 +911,6 @@ int main(void)
     TCase *tcase = tcase_create("moves");
     SRunner *runner;
 
-    tcase_set_timeout(tcase, 120);
     tcase_add_checked_fixture(tcase, make_dir, remove_dir);
     add_own_moves(tcase);
     add_starts(tcase);
