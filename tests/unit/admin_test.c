@@ -3,10 +3,12 @@
  * tokens, endpoints, paths and codes, and the mailbox between the two threads.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -736,6 +738,50 @@ START_TEST(a_socket_with_slow_clients_and_an_engine_that_hangs)
 }
 END_TEST
 
+/* A socket at the endpoint, as a program that knows nothing of our lock makes it. */
+static int foreign_socket(bool listens)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", endpoint + strlen("unix:"));
+    ck_assert_int_eq(bind(fd, (const void *)&address, sizeof(address)), 0);
+    ck_assert_int_eq(listens ? listen(fd, 1) : 0, 0);
+    return fd;
+}
+
+START_TEST(only_a_socket_that_nobody_serves_is_replaced)
+{
+    char lock[80];
+    struct eep_admin *admin;
+    int foreign, locked;
+
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    snprintf(endpoint, sizeof(endpoint), "unix:%s/a.sock", dir);
+    snprintf(lock, sizeof(lock), "%s/a.sock.lock", dir);
+    start(0, false);
+    foreign = foreign_socket(true);
+    ck_assert_int_eq(open_socket(&admin), EEP_ERR_AGAIN);
+    ck_assert_int_eq(access(endpoint + strlen("unix:"), F_OK), 0);
+    close(foreign); /* now it is stale, but another process is about to replace it */
+    locked = open(lock, O_RDWR | O_CREAT, 0600);
+    ck_assert_int_eq(flock(locked, LOCK_EX), 0);
+    ck_assert_int_eq(open_socket(&admin), EEP_ERR_AGAIN);
+    close(locked);
+    CK_OK(open_socket(&admin));
+    ck_assert_int_eq(hang_on(dial("GET /eep/status HTTP/1.0\r\n\r\n")), 200);
+
+    /* what others put in its place stays */
+    ck_assert_int_eq(unlink(endpoint + strlen("unix:")), 0);
+    foreign = foreign_socket(false);
+    eep_admin_close(admin);
+    ck_assert_int_eq(unlink(endpoint + strlen("unix:")), 0);
+    close(foreign);
+    ck_assert_int_eq(rmdir(dir), 0);
+    stop();
+}
+END_TEST
+
 int main(void)
 {
     const TTest *const tests[] = {
@@ -761,6 +807,7 @@ int main(void)
         two_threads_lose_nothing,
         without_memory_nothing_is_begun,
         a_socket_with_slow_clients_and_an_engine_that_hangs,
+        only_a_socket_that_nobody_serves_is_replaced,
     };
 
     return run_tests("admin", tests, COUNT(tests));
