@@ -36,7 +36,9 @@ static struct eep_engine *engine;
 static struct eep_xport_ops ops;
 static const struct eep_xport_ops *loopback;
 static uint32_t experts_sent, experts_got;
-static uint32_t looks; /* that a transfer takes besides the last one */
+static uint32_t seats = 2,
+                redundant; /* of the cache; slots of all seats that hold a second replica */
+static uint32_t looks;     /* that a transfer takes besides the last one */
 
 static void lies(const char *round, int visit, void (*change)(void *word))
 {
@@ -179,7 +181,7 @@ static void join_two(struct eep_engine *e, uint32_t rank)
         .rank = rank, .size = 2, .node = rank, .nodes = 2, .node_size = 1, .node_of = node_of};
     eep_mem_free(e->memory);
     CK_OK(eep_mem_alloc(2, sizeof(*e->memory), "memory facts", &e->memory));
-    CK_OK(eep_layout_initial(l->layers, l->experts, 2, 0, &layout));
+    CK_OK(eep_layout_initial(l->layers, l->experts, seats, redundant, &layout));
     eep_layout_destroy(e->layout);
     e->layout = layout;
 }
@@ -462,6 +464,22 @@ START_TEST(the_first_nodes_lock_is_taken_first)
 }
 END_TEST
 
+static void is_held(void *word)
+{
+    (void)word;
+    ck_assert(is_mover());
+}
+
+START_TEST(nothing_is_planned_without_the_lock)
+{
+    open_as((uint32_t)_i, 2);
+    lies("expert loads", 1, is_held);
+    ck_assert_int_eq(rebalance().state, EEP_REBALANCE_IDLE);
+    ck_assert_int_eq(lie.seen, 1);
+    leave();
+}
+END_TEST
+
 START_TEST(nothing_is_published_while_one_node_fills)
 {
     open_as((uint32_t)_i, 2);
@@ -515,13 +533,12 @@ START_TEST(a_rank_votes_when_its_last_copy_has_come)
 }
 END_TEST
 
-START_TEST(a_copy_without_a_frame_rolls_all_back)
+/* Copies that find no frame do not wait for one. */
+static struct eep_rebalance_status rebalance_in_a_hurry(void)
 {
     struct eep_rebalance_status status;
     bool idle = false;
 
-    open_as((uint32_t)_i, 0);
-    engine->mover->cache_spare = 2; /* which this cache does not have */
     CK_OK(eep_engine_rebalance(engine, false));
     for (int i = 0; i < STEPS_MAX && !idle; i++) {
         CK_OK(eep_engine_step(engine, &idle));
@@ -530,9 +547,31 @@ START_TEST(a_copy_without_a_frame_rolls_all_back)
         }
     }
     ck_assert(idle);
+    eep_engine_rebalance_status(engine, &status);
+    return status;
+}
+
+START_TEST(a_copy_without_a_frame_rolls_all_back)
+{
+    open_as((uint32_t)_i, 0);
+    engine->mover->cache_spare = 2; /* which this cache does not have */
+    const struct eep_rebalance_status status = rebalance_in_a_hurry();
     ck_assert_uint_ge(experts_got, 1); /* what is sent all the same is taken in */
     engine->mover->cache_spare = 0;
-    eep_engine_rebalance_status(engine, &status);
+    check_rolled_back(&status, EEP_REBALANCE_BUSY);
+}
+END_TEST
+
+START_TEST(a_copy_within_a_node_without_a_frame_rolls_all_back)
+{
+    choose_larger_model();
+    seats = 4;
+    redundant = 16; /* each node has each expert in one of its two seats */
+    open_as((uint32_t)_i, 0);
+    engine->mover->cache_spare = 8;
+    const struct eep_rebalance_status status = rebalance_in_a_hurry();
+    ck_assert_uint_eq(experts_got + experts_sent, 0);
+    engine->mover->cache_spare = 0;
     check_rolled_back(&status, EEP_REBALANCE_BUSY);
 }
 END_TEST
@@ -759,6 +798,29 @@ static void has_another_map(void *word)
 /* Visits of the round of that name: memory for it, the look before the lock, the one after it. */
 enum { LOOK_BEFORE = 2, LOOK_AFTER = 3 };
 
+static void is_clean(void *word)
+{
+    ck_assert_uint_eq(((struct record_word *)word)->found, RECORD);
+}
+
+START_TEST(who_leaves_in_a_move_leaves_nothing_behind)
+{
+    open_as(0, (uint32_t)_i);
+    lies("step", 0, still_fills);
+    CK_OK(eep_engine_rebalance(engine, false));
+    for (int i = 0; i < 50; i++) {
+        step();
+    }
+    ck_assert_int_eq(engine->mover->phase, EEP_MOVE_FILLING);
+    leave();
+    lies("weight cache records", LOOK_BEFORE, is_clean);
+    open_as(0, (uint32_t)_i);
+    ck_assert_int_eq(lie.seen, LOOK_BEFORE);
+    check_serves(0);
+    leave();
+}
+END_TEST
+
 START_TEST(what_one_node_has_committed_is_made_current)
 {
     left_by_dead_mover("prepare of a move", 2);
@@ -876,10 +938,12 @@ static void add_own_moves(TCase *tcase)
     tcase_add_loop_test(tcase, what_one_node_cannot_do_none_makes_current, 0, 2 * COUNT(failures));
     tcase_add_loop_test(tcase, a_lock_that_cannot_be_had_everywhere_is_given_back, 0, 2);
     tcase_add_test(tcase, the_first_nodes_lock_is_taken_first);
+    tcase_add_loop_test(tcase, nothing_is_planned_without_the_lock, 0, 2);
     tcase_add_loop_test(tcase, nothing_is_published_while_one_node_fills, 0, 2);
     tcase_add_loop_test(tcase, nothing_is_published_while_one_rank_of_a_node_fills, 0, 2);
     tcase_add_loop_test(tcase, a_rank_votes_when_its_last_copy_has_come, 0, 2);
     tcase_add_loop_test(tcase, a_copy_without_a_frame_rolls_all_back, 0, 2);
+    tcase_add_loop_test(tcase, a_copy_within_a_node_without_a_frame_rolls_all_back, 0, 2);
     tcase_add_loop_test(tcase, a_copy_that_failed_on_one_node_rolls_all_back, 0, 2);
     tcase_add_loop_test(tcase, damaged_bytes_are_not_used, 0, 2);
     tcase_add_loop_test(tcase, damaged_bytes_are_not_used_in_place, 0, 2);
@@ -895,6 +959,7 @@ static void add_starts(TCase *tcase)
 {
     tcase_add_loop_test(tcase, no_start_with_two_versions, 0, 2);
     tcase_add_test(tcase, a_start_that_never_gets_one_version_ends);
+    tcase_add_loop_test(tcase, who_leaves_in_a_move_leaves_nothing_behind, 0, 3);
     tcase_add_test(tcase, what_one_node_has_committed_is_made_current);
     tcase_add_test(tcase, what_no_node_has_committed_is_dropped);
     tcase_add_test(tcase, only_the_look_after_the_lock_counts);
