@@ -316,6 +316,8 @@ struct eep_engine_facts {
     uint64_t cache_bytes;    /**< of this rank's node */
     bool cache_kept;         /**< it stays after the last engine has left */
     bool cache_attached;     /**< it was there, complete, before this start */
+    uint64_t cache_ns;       /**< this rank's time to find, check and, where needed, fill it */
+    uint64_t map_ns;         /**< and to map its pages */
     uint64_t layout_version; /**< of the cache's record; 0 without one */
     const struct eep_rank_memory *memory; /**< (ranks), owned by the engine */
 };

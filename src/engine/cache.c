@@ -223,6 +223,31 @@ static enum eep_status join_nodes(struct eep_engine *e, struct opening *o,
     return eep_cache_recover(e); /* new ones are at version 0 */
 }
 
+/* Caches that do not go together are made again, with the newest map. `before`: what the look at
+ * them gave, EEP_OK or that they have different maps. */
+static enum eep_status renew(struct eep_engine *e, struct opening *o, enum eep_status before)
+{
+    enum eep_status status = EEP_OK;
+    char text[EEP_ERROR_TEXT_MAX];
+    uint64_t version;
+    bool dropped;
+
+    snprintf(text, sizeof(text), "%s", eep_error_text());
+    EEP_TRY(eep_agree(e->xport, "weight cache layout",
+                      e->cache != NULL ? adopt_layout(e, &o->key, &version) : EEP_OK));
+    EEP_TRY(eep_cache_drop_unfit(e, before != EEP_OK, &dropped));
+    if (!dropped) {
+        eep_error_text_set(text);
+        return before;
+    }
+    if (e->cache == NULL) {
+        o->map = e->layout->phys2log;
+        status = create_cache(e, o);
+    }
+    EEP_TRY(eep_agree(e->xport, "open weight cache", status));
+    return eep_cache_recover(e);
+}
+
 static enum eep_status open_caches(struct eep_engine *e, struct opening *o,
                                    const struct nodes *nodes)
 {
@@ -235,8 +260,14 @@ static enum eep_status open_caches(struct eep_engine *e, struct opening *o,
         status = open_with(e, o, true, 0);
     }
     EEP_TRY(eep_agree(e->xport, "open weight cache", status));
-    EEP_TRY(eep_cache_recover(e));
-    return nodes->some_lack ? join_nodes(e, o, nodes) : EEP_OK;
+    status = eep_cache_recover(e);
+    if (status == EEP_OK && nodes->some_lack) {
+        status = join_nodes(e, o, nodes);
+    }
+    if (e->xport->topo.nodes == 1 || (status != EEP_OK && status != EEP_ERR_STALE)) {
+        return status;
+    }
+    return renew(e, o, status);
 }
 
 enum eep_status eep_cache_open(struct eep_engine *e)
@@ -334,8 +365,10 @@ static enum eep_status load_seat(struct eep_engine *e, struct eep_seat seat, uin
 }
 
 /* Pages are mapped before serving, not on first touch; each thread does its share of each file. */
-static void populate(const struct eep_engine *e)
+static void populate(struct eep_engine *e)
 {
+    const uint64_t begin_ns = eep_clock_ns();
+
 #pragma omp parallel
     {
         const uint32_t part = (uint32_t)omp_get_thread_num();
@@ -348,6 +381,7 @@ static void populate(const struct eep_engine *e)
             }
         }
     }
+    e->map_ns = eep_clock_ns() - begin_ns;
 }
 
 static enum eep_status load_parts(struct eep_engine *e)

@@ -23,4 +23,15 @@ EEP_MUST_CHECK enum eep_status eep_cache_find(const struct eep_engine *engine,
  *  Collective. (first_view.c) */
 EEP_MUST_CHECK enum eep_status eep_cache_first_view(struct eep_engine *engine);
 
+/**
+ * Give up the caches of nodes that cannot go with the newest one: e->cache is NULL there, to be
+ * made again with e->layout, which has the newest map on all ranks then. Where there is a cache,
+ * e->layout is what its record says. Collective. (renew.c)
+ *
+ * @param stale        the records have different maps
+ * @param dropped_out  some were given up
+ */
+EEP_MUST_CHECK enum eep_status eep_cache_drop_unfit(struct eep_engine *engine, bool stale,
+                                                    bool *dropped_out);
+
 #endif

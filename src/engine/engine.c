@@ -256,9 +256,12 @@ static enum eep_status load_all(struct eep_engine *e)
                             (unsigned long long)positions, (unsigned long long)e->kv_tokens);
         }
     }
+    const uint64_t begin_ns = eep_clock_ns();
+
     EEP_TRY(eep_cache_open(e));
     EEP_TRY(eep_engine_reckon(e));
     EEP_TRY(eep_cache_load(e));
+    e->cache_ns = eep_clock_ns() - begin_ns - e->map_ns;
     if (e->cache == NULL) {
         EEP_TRY(eep_agree(e->xport, "weights", load_weights(e)));
     }

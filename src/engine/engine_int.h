@@ -118,6 +118,7 @@ struct eep_engine {
     struct eep_wcache *cache;     /* NULL: weights are in this process's own memory */
     struct eep_wcache_view *view; /* the version that is routed with */
     bool cache_filled;            /* this process filled a part of the cache */
+    uint64_t cache_ns, map_ns;    /* of the start: opening it and loading, mapping its pages */
     uint64_t frame_bytes;         /* content of a frame of the cache */
     struct eep_mover *mover;      /* NULL without a cache */
     struct eep_route *route;

@@ -67,6 +67,8 @@ enum eep_status eep_engine_facts(struct eep_engine *e, struct eep_engine_facts *
 
         EEP_TRY(eep_wcache_status(e->cache, &status));
         facts_out->cache_path = status.path;
+        facts_out->cache_ns = e->cache_ns;
+        facts_out->map_ns = e->map_ns;
         facts_out->cache_bytes = cache_bytes(e, &status);
         facts_out->cache_kept = status.keep;
     }

@@ -76,7 +76,8 @@ static enum eep_status create_own(struct eep_engine *e)
     return take_tables(e);
 }
 
-/* Caches that were made at different times may have different numbers; plans are the same on all. */
+/* Caches that were made at different times may have different numbers; plans are the same on all.
+ */
 static enum eep_status agree_on_spare(struct eep_engine *e)
 {
     struct eep_mover *m = e->mover;

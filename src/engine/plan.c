@@ -153,7 +153,7 @@ static enum eep_status plan_layer(struct eep_engine *e, uint32_t layer)
     enum eep_status status =
         eep_eplb_plan(m->eplb, &ask, m->layer_map, m->layer_counts, &m->results[layer]);
     if (status != EEP_OK) {
-        return eep_fail_context(status, "MoE layer %u: ", layer);
+        return eep_fail_context(status, "MoE layer %u", layer);
     }
     m->results[layer].copies = settle_layer(e, layer);
     return EEP_OK;

@@ -308,7 +308,7 @@ static enum eep_status recover(struct recovery *r)
         usleep(LOCK_PAUSE_US);
         EEP_TRY(r->e->xport->ops->broadcast(r->e->xport, "time-out of attaching", 0, &late, 1));
         if (late != 0) {
-            return eep_fail_context(EEP_ERR_TIMEOUT, "attaching took longer than allowed: ");
+            return eep_fail_context(EEP_ERR_TIMEOUT, "attaching took longer than allowed");
         }
     }
 }

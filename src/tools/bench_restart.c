@@ -48,7 +48,7 @@ struct bench_restart {
     char dir[64];                         /* of the cache */
     double bytes;                         /* of the checkpoint */
     double token_ms[STARTS][MAX_REPEATS]; /* from the start to the first token */
-    double load_ms[STARTS][MAX_REPEATS];  /* the engine's part of it, as it says itself */
+    double cache_ms[STARTS][MAX_REPEATS]; /* the cache's part of it, as the engine says */
 };
 
 static const struct eep_command_help help = {
@@ -57,8 +57,9 @@ static const struct eep_command_help help = {
                "and without. Run it alone, not under mpirun: it starts the ranks itself.",
     .epilog =
         "\"attach\" is also compared with 'memory', where the checkpoint's files need not be\n"
-        "read from disk: target 10 times sooner for 2 GB or more. \"load\" is the engine's\n"
-        "part of a start (target 50 ms for attach).",
+        "read from disk: target 10 times sooner for 2 GB or more. \"cache\" is the time to\n"
+        "find the cache, check its headers (target 50 ms) or fill it; mapping its pages is\n"
+        "not part of that.",
 };
 
 /* ---- the checkpoint's files ---- */
@@ -155,7 +156,7 @@ static void read_all(int fd, char *text, size_t size)
 
 /* "... attached in 0.004 s" or "filled in": the engine's own figure in ms; NaN if it is not said.
  */
-static double load_of(const char *text)
+static double cache_of(const char *text)
 {
     const char *line = strstr(text, "\ncache ");
     const char *in = line != NULL ? strstr(line, "ed in ") : NULL;
@@ -163,7 +164,7 @@ static double load_of(const char *text)
     return in != NULL ? strtod(in + strlen("ed in "), NULL) * 1e3 : strtod("nan", NULL);
 }
 
-static enum eep_status time_start(const char *const *words, double *token_ms, double *load_ms)
+static enum eep_status time_start(const char *const *words, double *token_ms, double *cache_ms)
 {
     char text[16384], byte;
     struct child child;
@@ -190,12 +191,12 @@ static enum eep_status time_start(const char *const *words, double *token_ms, do
         return EEP_FAIL(EEP_ERR_INVALID, "a start failed (status %d): %.300s",
                         WIFEXITED(status) ? WEXITSTATUS(status) : -1, text);
     }
-    *load_ms = load_of(text);
+    *cache_ms = cache_of(text);
     return EEP_OK;
 }
 
 static enum eep_status run_start(struct bench_restart *b, enum start start, double *token_ms,
-                                 double *load_ms)
+                                 double *cache_ms)
 {
     char program[4096], ranks[16];
     const char *words[WORDS_MAX];
@@ -231,7 +232,7 @@ static enum eep_status run_start(struct bench_restart *b, enum start start, doub
         words[count++] = generate[i];
     }
     words[count] = NULL;
-    return time_start(words, token_ms, load_ms);
+    return time_start(words, token_ms, cache_ms);
 }
 
 static enum eep_status drop_cache(const struct bench_restart *b)
@@ -265,7 +266,7 @@ static enum eep_status run_round(struct bench_restart *b, uint32_t r)
         if (start == FROM_DISK) {
             EEP_TRY(each_file(b, true));
         }
-        EEP_TRY(run_start(b, (enum start)start, &b->token_ms[start][r], &b->load_ms[start][r]));
+        EEP_TRY(run_start(b, (enum start)start, &b->token_ms[start][r], &b->cache_ms[start][r]));
     }
     return drop_cache(b);
 }
@@ -288,8 +289,8 @@ static double median(double *values, uint32_t count)
 static enum eep_status print_start(struct bench_restart *b, enum start start, double attach_ms)
 {
     const double token = median(b->token_ms[start], b->repeats);
-    const double load = median(b->load_ms[start], b->repeats);
-    const bool knows_load = load == load;
+    const double cache = median(b->cache_ms[start], b->repeats);
+    const bool knows_cache = cache == cache;
 
     if (b->json) {
         json_t *row = json_pack("{s:s, s:s, s:i, s:f, s:f, s:f}", "bench", "restart", "start",
@@ -297,8 +298,8 @@ static enum eep_status print_start(struct bench_restart *b, enum start start, do
                                 b->bytes, "token_ms", token, "times_attach", token / attach_ms);
         bool written = row != NULL;
 
-        if (written && knows_load) {
-            written = json_object_set_new(row, "load_ms", json_real(load)) == 0;
+        if (written && knows_cache) {
+            written = json_object_set_new(row, "cache_ms", json_real(cache)) == 0;
         }
         written = written && json_dumpf(row, stdout, JSON_COMPACT) == 0 && putchar('\n') != EOF;
         json_decref(row);
@@ -306,8 +307,8 @@ static enum eep_status print_start(struct bench_restart *b, enum start start, do
     }
     printf("%-7s first token after %8.1f ms, %5.1f times attach", start_names[start], token,
            token / attach_ms);
-    if (knows_load) {
-        printf(", load %.1f ms", load);
+    if (knows_cache) {
+        printf(", cache %.1f ms", cache);
     }
     if (start == ATTACH) {
         printf(" (target %.0f)", TARGET_ATTACH_MS);

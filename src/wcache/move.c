@@ -566,7 +566,7 @@ enum eep_status eep_wcache_abort(struct eep_wcache *cache)
     EEP_FAULT("wcache.abort.begun");
     if (state.move == WC_MOVE_DIRTY &&
         wc_check_layers(cache, wc_copy_at(cache, state.copy), move.layers, true) != EEP_OK) {
-        return eep_fail_context(EEP_ERR_CACHE_BAD, "the aborted move leaves the record dirty: ");
+        return eep_fail_context(EEP_ERR_CACHE_BAD, "the aborted move leaves the record dirty");
     }
     set_prepared(cache, 0);
     EEP_FAULT("wcache.abort.unprepared");

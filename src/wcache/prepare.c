@@ -240,7 +240,7 @@ enum eep_status eep_wcache_prepare(struct eep_wcache *cache, const struct eep_wc
     copy = wc_copy_at(cache, 1 - state.copy);
     EEP_TRY(wc_copy_check(copy, &cache->shape, state.version + 1, cache->path));
     if (wc_check_layers(cache, copy, move.layers, false) != EEP_OK) {
-        return eep_fail_context(EEP_ERR_INVALID, "the new version is not what the frames hold: ");
+        return eep_fail_context(EEP_ERR_INVALID, "the new version is not what the frames hold");
     }
     EEP_FAULT("wcache.prepare.sealed");
     wc_prepared_set(cache, state.version + 1, 1 - state.copy);

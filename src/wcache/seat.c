@@ -289,6 +289,17 @@ static enum eep_status start_fill(struct eep_wcache *c, uint32_t seat, bool held
     return EEP_OK;
 }
 
+enum eep_status eep_wcache_seat_full(struct eep_wcache *cache, struct eep_seat seat, bool *full_out)
+{
+    bool held;
+
+    EEP_TRY(wc_check_owner(cache));
+    if (seat.id >= cache->shape.seats) {
+        return EEP_FAIL(EEP_ERR_INVALID, "%s: there is no seat %u", cache->path, seat.id);
+    }
+    return wc_seat_look(cache, seat.id, &held, full_out);
+}
+
 /* One look: *done_out when the seat is full or is this process's to fill. */
 static enum eep_status try_open(struct eep_wcache *c, uint32_t seat, uint64_t timeout_ns,
                                 bool *done_out, bool *fill_out)

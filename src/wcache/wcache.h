@@ -235,6 +235,10 @@ EEP_MUST_CHECK enum eep_status eep_wcache_dense_end(struct eep_wcache *cache);
 /** Page-aligned, read-only; NULL until opened. Lasts until close. */
 const void *eep_wcache_dense(const struct eep_wcache *cache);
 
+/** Is that seat on this node, and full? Opens nothing. */
+EEP_MUST_CHECK enum eep_status eep_wcache_seat_full(struct eep_wcache *cache, struct eep_seat seat,
+                                                    bool *full_out);
+
 /**
  * Map a seat, making its file first if needed; the headers of all its slots' frames are checked.
  * Does nothing for a seat that is open and full.
