@@ -677,6 +677,34 @@ START_TEST(a_check_that_failed_elsewhere_ends_the_engine)
 }
 END_TEST
 
+/* Two experts of the version that is changed to change places, here only. */
+static void mixes_up_slots(void *word)
+{
+    int32_t *map = engine->mover->next_layout->phys2log;
+    const int32_t first = map[0];
+
+    (void)word;
+    map[0] = map[1];
+    map[1] = first;
+}
+
+START_TEST(a_check_that_failed_here_ends_the_engine)
+{
+    bool idle = false;
+    enum eep_status status = EEP_OK;
+
+    open_as(0, 2);
+    engine->mover->params.verify = true;
+    lies("change of layout", 1, mixes_up_slots);
+    CK_OK(eep_engine_rebalance(engine, false));
+    for (int i = 0; i < STEPS_MAX && status == EEP_OK && !idle; i++) {
+        status = eep_engine_step(engine, &idle);
+    }
+    ck_assert_int_eq(status, EEP_ERR_FATAL);
+    leave();
+}
+END_TEST
+
 /* ---- the check of all slots ---- */
 
 START_TEST(bytes_of_another_expert_are_seen)
@@ -951,6 +979,7 @@ static void add_own_moves(TCase *tcase)
     tcase_add_test(tcase, a_version_that_one_node_has_is_not_followed);
     tcase_add_loop_test(tcase, a_commit_that_failed_elsewhere_ends_moving, 0, 2);
     tcase_add_test(tcase, a_check_that_failed_elsewhere_ends_the_engine);
+    tcase_add_test(tcase, a_check_that_failed_here_ends_the_engine);
     tcase_add_test(tcase, bytes_of_another_expert_are_seen);
     tcase_add_test(tcase, another_frame_than_the_versions_is_seen);
 }
