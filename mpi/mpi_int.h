@@ -64,6 +64,9 @@ struct eep_world {
     uint32_t *node_of;      /* (size) */
     uint32_t *node_rank_of; /* (size): place of each rank within its node */
     uint32_t *node_ranks;   /* (node_size): world ranks of this node */
+    uint32_t node_size;     /* pretended nodes: ranks of each; 0: real ones */
+    uint32_t origin;        /* rank at the start of the job */
+    uint32_t losses;        /* worlds before this one */
     bool death;             /* a rank ended without leaving: MPI cannot end in order */
     enum eep_status broken; /* EEP_OK, or why no collective call can work any more */
 };
@@ -104,6 +107,10 @@ bool eep_ulfm_active(void);
 /** World rank of a rank that MPI knows to be dead, or EEP_NO_RANK. Makes MPI progress. */
 uint32_t eep_ulfm_failed_rank(struct eep_world *world);
 
+/** Revoke the world's communicators and make new ones of those that are left. Collective among
+ *  them. False: they could not agree. */
+bool eep_ulfm_shrink(struct eep_world *world, MPI_Comm *control, MPI_Comm *data);
+
 /** Do not pass on what Open MPI says, while a window is made. */
 void eep_ulfm_quiet(bool quiet);
 
@@ -133,6 +140,16 @@ enum eep_status eep_world_lost(struct eep_world *world, uint32_t rank, const cha
 
 /** A rank of another node that has told that it gave up, or EEP_NO_RANK. */
 uint32_t eep_world_far_leaver(struct eep_world *world);
+
+/** Find the topology and make the node's segment, once rank and size are known. Collective. */
+EEP_MUST_CHECK enum eep_status eep_world_settle(struct eep_world *world);
+void eep_world_forget_topology(struct eep_world *world);
+
+/* ---- recover.c ---- */
+
+enum eep_status eep_world_recover(struct eep_xport *xport, uint32_t *was_out);
+
+/* ---- world.c ---- */
 
 /* Return when an MPI call fails. */
 #define EEP_MPI_TRY(world, what, call) EEP_TRY(eep_mpi_status((world), (call), #call, (what)))

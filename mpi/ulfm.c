@@ -49,6 +49,44 @@ bool eep_ulfm_is_loss(int error_class)
            error_class == MPIX_ERR_REVOKED;
 }
 
+/* ---- after a loss ---- */
+
+#define SHRINKS_MAX 16 /* each but the last one is undone by one more death */
+
+/* Communicators of those that are left in `old`. False: one more died meanwhile, on all ranks. */
+static bool shrink_once(MPI_Comm old, MPI_Comm *control, MPI_Comm *data)
+{
+    *control = *data = MPI_COMM_NULL;
+    int ok = MPIX_Comm_shrink(old, control) == MPI_SUCCESS && *control != MPI_COMM_NULL;
+
+    if (!ok) {
+        return false;
+    }
+    (void)MPI_Comm_set_errhandler(*control, MPI_ERRORS_RETURN);
+    ok = MPI_Comm_dup(*control, data) == MPI_SUCCESS &&
+         MPI_Comm_set_errhandler(*data, MPI_ERRORS_RETURN) == MPI_SUCCESS;
+    if (MPIX_Comm_agree(*control, &ok) == MPI_SUCCESS && ok) {
+        return true;
+    }
+    (void)MPIX_Comm_revoke(*control);
+    return false;
+}
+
+bool eep_ulfm_shrink(struct eep_world *world, MPI_Comm *control, MPI_Comm *data)
+{
+    MPI_Comm old = world->control;
+
+    (void)MPIX_Comm_revoke(world->data);
+    (void)MPIX_Comm_revoke(world->control);
+    for (int i = 0; i < SHRINKS_MAX; i++) {
+        if (shrink_once(old, control, data)) {
+            return true;
+        }
+        old = *control != MPI_COMM_NULL ? *control : old;
+    }
+    return false;
+}
+
 /* ---- a warning that does not apply ---- */
 
 typedef int show_help_fn(const char *file, const char *topic, int header, ...);

@@ -125,7 +125,8 @@ enum eep_status eep_mpi_status(struct eep_world *world, int rc, const char *call
 
 /* What a rank tells about its machine. */
 struct machine {
-    uint64_t id; /* equal where /dev/shm is the same */
+    uint64_t id;     /* equal where /dev/shm is the same */
+    uint64_t origin; /* rank at the start of the job: pretended nodes stay as they are */
     cpu_set_t cpus;
 };
 
@@ -167,7 +168,8 @@ static bool is_crowded(const struct machine *all, uint32_t size, uint32_t me)
 
 static bool same_node(const struct machine *all, uint32_t a, uint32_t b, uint32_t node_size)
 {
-    return all[a].id == all[b].id && (node_size == 0 || a / node_size == b / node_size);
+    return all[a].id == all[b].id &&
+           (node_size == 0 || all[a].origin / node_size == all[b].origin / node_size);
 }
 
 /* Number the nodes by their lowest rank, and the ranks within each. */
@@ -199,7 +201,7 @@ static void number_nodes(struct eep_world *world, const struct machine *all, uin
     topo->node_of = world->node_of;
 }
 
-static enum eep_status find_topology(struct eep_world *world, uint32_t node_size)
+static enum eep_status find_topology(struct eep_world *world)
 {
     const uint32_t size = world->xport.topo.size;
     struct machine mine = {.id = 0};
@@ -211,9 +213,10 @@ static enum eep_status find_topology(struct eep_world *world, uint32_t node_size
     EEP_TRY(eep_mem_alloc(size, sizeof(uint32_t), "topology", &world->node_ranks));
     EEP_TRY(eep_mem_alloc(size, sizeof(*all), "topology", &all));
     describe_machine(&mine);
+    mine.origin = world->origin;
     status = eep_control_allgather(&world->xport, "topology", &mine, sizeof(mine), all);
     if (status == EEP_OK) {
-        number_nodes(world, all, node_size);
+        number_nodes(world, all, world->node_size);
         world->crowded = is_crowded(all, size, world->xport.topo.rank);
     }
     eep_mem_free(all);
@@ -222,11 +225,18 @@ static enum eep_status find_topology(struct eep_world *world, uint32_t node_size
 
 /* ---- leaving ---- */
 
-static void free_world(struct eep_world *world)
+void eep_world_forget_topology(struct eep_world *world)
 {
     eep_mem_free(world->node_of);
     eep_mem_free(world->node_rank_of);
     eep_mem_free(world->node_ranks);
+    world->node_of = world->node_rank_of = world->node_ranks = NULL;
+    world->xport.topo = (struct eep_topology){.nodes = 1};
+}
+
+static void free_world(struct eep_world *world)
+{
+    eep_world_forget_topology(world);
     eep_mem_free(world);
 }
 
@@ -345,14 +355,14 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
         status = world->broken;
     }
     if (status == EEP_OK) {
-        orderly = eep_control_agree(world, "leaving", EEP_OK) == EEP_OK &&
+        orderly = eep_control_agree(world, "leaving", EEP_OK) == EEP_OK && world->losses == 0 &&
                   all_leave(world, world->timeout_ns);
     } else {
         tell_leaving(world);
         if (world->death) {
             sleep_ns(LINGER_NS); /* MPI is not touched any more */
         } else {
-            orderly = all_leave(world, LEAVE_NS);
+            orderly = world->losses == 0 && all_leave(world, LEAVE_NS);
         }
     }
     if (!orderly) {
@@ -391,6 +401,7 @@ static const struct eep_xport_ops mpi_ops = {
     .board_close = eep_board_close,
     .transfer_begin = eep_transfer_begin,
     .transfer_test = eep_transfer_test,
+    .recover = eep_world_recover,
     .close = world_close,
 };
 
@@ -409,8 +420,15 @@ static enum eep_status make_communicators(struct eep_world *world)
     return EEP_OK;
 }
 
-static enum eep_status join(struct eep_world *world, uint32_t node_size)
+enum eep_status eep_world_settle(struct eep_world *world)
 {
+    EEP_TRY(find_topology(world));
+    return eep_node_open(world);
+}
+
+static enum eep_status join(struct eep_world *world)
+{
+    world->origin = world->xport.topo.rank;
     world->ulfm = eep_ulfm_active();
     if (!world->ulfm && world->xport.topo.rank == 0 && world->xport.topo.size > 1) {
         eep_log(EEP_LOG_WARN, "fault tolerance is off: the loss of a rank ends the job (start with "
@@ -419,8 +437,7 @@ static enum eep_status join(struct eep_world *world, uint32_t node_size)
     if (world->xport.topo.size > 1) {
         eep_log_rank_set((int)world->xport.topo.rank);
     }
-    EEP_TRY(find_topology(world, node_size));
-    return eep_node_open(world);
+    return eep_world_settle(world);
 }
 
 enum eep_status eep_world_open(const struct eep_world_params *params, struct eep_xport **xport_out)
@@ -449,7 +466,8 @@ enum eep_status eep_world_open(const struct eep_world_params *params, struct eep
     status = make_communicators(world);
     eep_watch_end();
     if (status == EEP_OK) {
-        status = join(world, node_size);
+        world->node_size = node_size;
+        status = join(world);
     }
     if (status != EEP_OK) {
         world_close(&world->xport, status);

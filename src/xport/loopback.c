@@ -265,6 +265,12 @@ static enum eep_status loop_transfer_test(struct eep_transfer *transfer, size_t 
     return EEP_FAIL(EEP_ERR_INVALID, "there are no transfers with a single rank");
 }
 
+static enum eep_status loop_recover(struct eep_xport *x, uint32_t *was_out)
+{
+    (void)x, (void)was_out;
+    return EEP_FAIL(EEP_ERR_INVALID, "a single rank has nobody to lose");
+}
+
 static void loop_close(struct eep_xport *x, enum eep_status status)
 {
     (void)status;
@@ -289,6 +295,7 @@ static const struct eep_xport_ops loopback_ops = {
     .board_close = loop_board_close,
     .transfer_begin = loop_transfer_begin,
     .transfer_test = loop_transfer_test,
+    .recover = loop_recover,
     .close = loop_close,
 };
 

@@ -149,6 +149,18 @@ struct eep_xport_ops {
      */
     enum eep_status (*transfer_test)(struct eep_transfer *transfer, size_t *progress_out);
 
+    /**
+     * After a call failed with EEP_ERR_PEER_LOST: go on with the ranks that are left. They get new
+     * numbers, in their old order, and topo is new. Exchanges and boards of before must have been
+     * closed; transfers of before are lost, and their buffers must stay. Collective among those
+     * that are left: all of them come here, since all calls fail from a loss on.
+     *
+     * @param was_out              (old size) rank that each new rank had
+     * @retval EEP_ERR_PEER_LOST   one more was lost: call it again
+     * @retval EEP_ERR_UNSUPPORTED the launcher has no fault tolerance
+     */
+    enum eep_status (*recover)(struct eep_xport *x, uint32_t *was_out);
+
     /** Leave in order. Collective when `status` is EEP_OK, else local and at once. */
     void (*close)(struct eep_xport *x, enum eep_status status);
 };

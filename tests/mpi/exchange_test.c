@@ -8,6 +8,10 @@
  *     exchange_test kill|exit|fail|stop RANK ROUND
  *                                         rank RANK goes in round ROUND; the others must fail
  *
+ *     exchange_test survive kill|exit COUNT ROUND
+ *                                         COUNT ranks at a time go; the others go on, until one is
+ *                                         left
+ *
  * Every rank knows the seed, so each computes what all others send and compares. Status 0: right;
  * 1: a call failed (its text is on stderr); 3: wrong data.
  */
@@ -539,42 +543,96 @@ static void go(const char *how)
     }
 }
 
-static enum eep_status test_loss(const char *how, uint32_t rank, uint64_t last)
+/* Rounds of an exchange and a board; in round `last`, ranks first .. first + count - 1 go. */
+static enum eep_status test_rounds(const struct shape *shape, const char *how, uint32_t first,
+                                   uint32_t count, uint64_t last)
 {
-    const struct shape shape = {16, 4, 512, 512};
-    const struct eep_exchange_params params = {shape.max_tokens, shape.top_k, shape.x_row_bytes,
-                                               shape.y_row_bytes};
-    struct eep_exchange *exchange;
+    const struct eep_exchange_params params = {shape->max_tokens, shape->top_k, shape->x_row_bytes,
+                                               shape->y_row_bytes};
+    const uint32_t rank = xport->topo.rank, next = (first + count) % xport->topo.size;
+    struct eep_exchange *exchange = NULL;
+    struct eep_board *board = NULL;
+    enum eep_status status;
     struct plan plan;
     const void *rows[64];
-
-    struct eep_board *board;
+    char text[EEP_ERROR_TEXT_MAX];
     uint64_t before;
 
-    alloc_plan(&shape, &plan);
-    EEP_TRY(xport->ops->board_open(xport, "test board", 8, &board));
-    EEP_TRY(xport->ops->exchange_open(xport, &params, &exchange));
+    alloc_plan(shape, &plan);
+    EEP_TRY_GOTO(xport->ops->board_open(xport, "test board", 8, &board), end);
+    EEP_TRY_GOTO(xport->ops->exchange_open(xport, &params, &exchange), end);
     for (uint64_t round = 0; round < last + 1000000; round++) {
-        if (round == last && xport->topo.rank == rank) {
+        if (round == last && rank >= first && rank < first + count) {
             if (strcmp(how, "fail") == 0) {
                 return EEP_FAIL(EEP_ERR_NOMEM, "made to fail by the test");
             }
             go(how);
         }
-        if (round == last && xport->topo.rank == (rank + 1) % xport->topo.size) {
+        if (round == last && rank == next) {
             printf("lost at %.3f\n", (double)eep_clock_ns() / 1e9);
             fflush(stdout);
         }
-        EEP_TRY(xport->ops->board_add(board, 0, 1, &before));
-        enum eep_status status = run_round(exchange, &shape, round, &plan, rows);
-        if (status != EEP_OK) {
-            char text[EEP_ERROR_TEXT_MAX];
-
+        EEP_TRY_GOTO(xport->ops->board_add(board, 0, 1, &before), end);
+        const enum eep_status outcome = run_round(exchange, shape, round, &plan, rows);
+        if (outcome != EEP_OK) {
             snprintf(text, sizeof(text), "%s", eep_error_text());
-            EEP_TRY(xport->ops->board_add(board, 0, 1, &before)); /* whoever died, it works */
+            EEP_TRY_GOTO(xport->ops->board_add(board, 0, 1, &before), end); /* still works */
             eep_error_text_set(text);
-            return status;
+            status = outcome;
+            break;
         }
+    }
+end:
+    xport->ops->exchange_close(exchange);
+    xport->ops->board_close(board);
+    free_plan(&plan);
+    return status;
+}
+
+static enum eep_status test_loss(const char *how, uint32_t rank, uint64_t last)
+{
+    const struct shape shape = {16, 4, 512, 512};
+
+    return test_rounds(&shape, how, rank, 1, last);
+}
+
+/* ---- going on after losses ---- */
+
+/* One rank after the other is lost, in turns of rounds, until one is left; or several at a time. */
+static enum eep_status test_survive(const char *how, uint32_t at_a_time, uint64_t last)
+{
+    const struct shape shape = {16, 4, 512, 512};
+    uint32_t was[64];
+
+    while (xport->topo.size > 1) {
+        const uint32_t before = xport->topo.size;
+        const uint32_t dead = EEP_MIN(at_a_time, before - 1);
+        const uint32_t first = (uint32_t)(eep_rng_bits(5, before) % (before - dead + 1));
+        enum eep_status status = test_rounds(&shape, how, first, dead, last);
+
+        CHECK(status == EEP_ERR_PEER_LOST, "status %d: %s", (int)status, eep_error_text());
+        for (;;) {
+            const uint64_t begin_ns = eep_clock_ns();
+
+            status = xport->ops->recover(xport, was);
+            if (status == EEP_OK && xport->topo.rank == 0) {
+                printf("recovered in %.1f ms\n", (double)(eep_clock_ns() - begin_ns) * 1e-6);
+            }
+            /* Those that die together may be seen one after the other. */
+            if (status == EEP_OK && xport->topo.size > before - dead) {
+                status = test_rounds(&shape, "", 0, 0, last);
+                CHECK(status == EEP_ERR_PEER_LOST, "status %d", (int)status);
+            }
+            if (status != EEP_ERR_PEER_LOST) {
+                break;
+            }
+        }
+        EEP_TRY(status);
+        CHECK(xport->topo.size == before - dead, "%u ranks", xport->topo.size);
+        for (uint32_t r = 0; r < xport->topo.size; r++) {
+            CHECK(was[r] < before && (r == 0 || was[r] > was[r - 1]), "was %u", was[r]);
+        }
+        EEP_TRY(test_all(8));
     }
     return EEP_OK;
 }
@@ -591,6 +649,7 @@ int main(int argc, char **argv)
     }
     check_topology(node_size != NULL ? (uint32_t)atoi(node_size) : 0);
     status = argc > 1 && strcmp(argv[1], "idle") == 0 ? test_idle()
+             : argc > 4 ? test_survive(argv[2], (uint32_t)atoi(argv[3]), (uint64_t)atoll(argv[4]))
              : argc > 3 ? test_loss(argv[1], (uint32_t)atoi(argv[2]), (uint64_t)atoll(argv[3]))
                         : test_all(argc > 1 ? (uint64_t)atoll(argv[1]) : 40);
     if (status != EEP_OK) {
