@@ -6,8 +6,8 @@
  *                                                           ▲     one more died │
  *                                                           └───────────────────┘
  *
- * A rank that ends by exit() without leaving is not told to the others' MPI, so they wait for it until
- * their time is over (a rank that is killed is).
+ * A rank that ends by exit() without leaving is not told to the others' MPI, so they wait for it
+ * until their time is over (a rank that is killed is).
  *
  * What belonged to the old world (requests, windows, the memory that MPI may still write to) is
  * left to the end of the process.
