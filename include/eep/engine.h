@@ -258,7 +258,7 @@ struct eep_rebalance_status {
     uint64_t version;        /**< of the layout that is routed with */
     uint64_t rebalances;     /**< that changed the layout */
     uint64_t followed;       /**< versions of another engine that were taken over */
-    uint64_t copies;         /**< experts copied, of all ranks */
+    uint64_t copies;         /**< experts copied by this rank */
     uint64_t bytes;          /**< of those */
     uint64_t chunks;         /**< versions published */
     uint64_t flip_ns;        /**< longest time that a change of version took between two steps */
@@ -284,7 +284,7 @@ EEP_API enum eep_status eep_engine_rebalance(struct eep_engine *engine, bool dry
  */
 EEP_API enum eep_status eep_engine_rebalance_on(int signal);
 
-/** How moving goes. Local; the same on every rank but for flip_ns. */
+/** How moving goes. Local; the same on every rank but for copies, bytes and flip_ns. */
 EEP_API void eep_engine_rebalance_status(const struct eep_engine *engine,
                                          struct eep_rebalance_status *status_out);
 

@@ -173,11 +173,12 @@ static enum eep_status submit(struct bench_move *b)
     uint32_t ids[16];
 
     for (uint32_t s = 0; s < b->sequences; s++) {
-        const struct eep_request request = {.prompt = ids,
-                                            .prompt_count = 16,
-                                            .max_tokens = eep_engine_max_positions(b->engine) - 16,
-                                            .top_p = 1.0,
-                                            .ignore_eos = true};
+        const struct eep_request request = {
+            .prompt = ids,
+            .prompt_count = 16,
+            .max_tokens = EEP_MIN(eep_engine_max_positions(b->engine) - 16, 8 * (b->steps + 64)),
+            .top_p = 1.0,
+            .ignore_eos = true};
         uint64_t id;
 
         for (uint32_t i = 0; i < 16; i++) {
