@@ -54,6 +54,7 @@ enum eep_status eep_world_recover(struct eep_xport *xport, uint32_t *was_out)
         return EEP_FAIL(EEP_ERR_INVALID, "no rank was lost that could be recovered from");
     }
     EEP_TRY(agree_on_survivors(world, &control, &data));
+    xport->loss.agreed_ns = eep_clock_ns();
     eep_node_close(world);
     eep_world_forget_topology(world);
     world->control = control;

@@ -70,6 +70,14 @@ static enum eep_status read_params(const struct eep_world_params *params, uint32
 
 /* ---- errors ---- */
 
+static void begin_loss(struct eep_world *world)
+{
+    if (world->broken != EEP_ERR_PEER_LOST) {
+        world->xport.loss = (struct eep_loss_times){.noticed_ns = eep_clock_ns()};
+    }
+    world->broken = EEP_ERR_PEER_LOST;
+}
+
 enum eep_status eep_world_lost(struct eep_world *world, uint32_t rank, const char *what)
 {
     struct eep_node *node = &world->node;
@@ -91,7 +99,7 @@ enum eep_status eep_world_lost(struct eep_world *world, uint32_t rank, const cha
         why = "it gave up";
     }
     world->death = world->death || !left;
-    world->broken = EEP_ERR_PEER_LOST;
+    begin_loss(world);
     return EEP_FAIL(EEP_ERR_PEER_LOST, "rank %u was lost while rank %u waited for '%s': %s", rank,
                     world->xport.topo.rank, what, why);
 }
@@ -106,7 +114,6 @@ enum eep_status eep_mpi_status(struct eep_world *world, int rc, const char *call
     }
     (void)MPI_Error_class(rc, &class);
     (void)MPI_Error_string(rc, text, &length);
-    world->broken = EEP_ERR_FATAL;
     if (eep_ulfm_is_loss(class)) {
         const uint32_t rank = eep_ulfm_failed_rank(world);
 
@@ -114,10 +121,11 @@ enum eep_status eep_mpi_status(struct eep_world *world, int rc, const char *call
             return eep_world_lost(world, rank, what);
         }
         world->death = true;
-        world->broken = EEP_ERR_PEER_LOST;
+        begin_loss(world);
         return EEP_FAIL(EEP_ERR_PEER_LOST, "a rank was lost while rank %u waited for '%s': %s",
                         world->xport.topo.rank, what, text);
     }
+    world->broken = EEP_ERR_FATAL;
     return EEP_FAIL(EEP_ERR_FATAL, "%s: %.80s failed: %s", what, call, text);
 }
 

@@ -165,10 +165,21 @@ struct eep_xport_ops {
     void (*close)(struct eep_xport *x, enum eep_status status);
 };
 
+/**
+ * When the last loss went through its stages, by eep_clock_ns(); 0: not yet, or not known. New with
+ * each loss, complete after recover(). For logs; always 0 on the loopback.
+ */
+struct eep_loss_times {
+    uint64_t last_seen_ns; /* the lost rank's last sign of life; 0 when it was on another machine */
+    uint64_t noticed_ns;   /* a call failed on this rank */
+    uint64_t agreed_ns;    /* the ranks that are left knew who they are */
+};
+
 /** Head of every transport; implementations put their own fields behind it. */
 struct eep_xport {
     const struct eep_xport_ops *ops;
     struct eep_topology topo;
+    struct eep_loss_times loss;
 };
 
 /** How to join the world. */
