@@ -52,6 +52,14 @@ enum eep_engine_field {
     EEP_ENGINE_SPARE_FRAMES = 1 << 13,
     EEP_ENGINE_ATTACH_TIMEOUT = 1 << 14,
     EEP_ENGINE_REBALANCE = 1 << 15,
+    EEP_ENGINE_ON_LOSS = 1 << 16,
+    EEP_ENGINE_SILENT_AFTER = 1 << 17,
+};
+
+/** What becomes of the engine when a rank is lost; see doc/membership.md. */
+enum eep_loss_mode {
+    EEP_LOSS_STOP,   /**< the step fails with EEP_ERR_PEER_LOST */
+    EEP_LOSS_SHRINK, /**< the ranks that are left take over its seats and requests and go on */
 };
 
 /** Who decides which expert goes to which slot; see doc/balancing.md. */
@@ -121,6 +129,11 @@ struct eep_engine_params {
     uint64_t attach_timeout_ns; /**< longest wait for another engine that fills or changes the
                                      cache; default 300 s */
     struct eep_rebalance_params rebalance; /**< default: never */
+    /** Default SHRINK. It needs a launcher with fault tolerance and, when layers are MoE, a weight
+     *  cache, else it is STOP. */
+    enum eep_loss_mode on_loss;
+    uint64_t silent_after_ns; /**< a rank that shows no life for so long (it is stopped) is killed
+                                   and counts as lost; 0: never; default 10 s */
 };
 
 struct eep_engine;
@@ -146,6 +159,8 @@ EEP_API enum eep_status eep_engine_load(struct eep_engine *engine);
  *  failure; then this rank's process should end. */
 EEP_API void eep_engine_destroy(struct eep_engine *engine);
 
+/** Both change when ranks are lost: those that are left keep their order, so that another process
+ *  may become rank 0. */
 EEP_API uint32_t eep_engine_rank(const struct eep_engine *engine);
 EEP_API uint32_t eep_engine_ranks(const struct eep_engine *engine);
 
@@ -190,6 +205,7 @@ struct eep_request {
     bool keep_logits;       /**< keep the logits of each generated token for
                                  eep_engine_collect_logits() */
     bool score;             /**< generate nothing; sum the prompt's negative log-likelihood */
+    uint64_t tag;           /**< the caller's, kept for eep_engine_tag() */
 };
 
 /**
@@ -203,7 +219,44 @@ struct eep_request {
 EEP_API enum eep_status eep_engine_submit(struct eep_engine *engine,
                                           const struct eep_request *request, uint64_t *id_out);
 
+/**
+ * Requests that come while others run. The ranks have eep_engine_open() called before the first
+ * step; rank 0 then hands in requests as they come, and each gets its number, the same on every
+ * rank, in a following step (EEP_EVENT_ACCEPTED). Steps go on, idle ones too, until rank 0 has said
+ * that no more will come and all are finished. A request that was handed in to a rank 0 that is lost
+ * before the step is nobody's: the tags of those that were accepted tell the next rank 0 where to
+ * go on. Local.
+ */
+EEP_API void eep_engine_open(struct eep_engine *engine);
+
+/**
+ * Rank 0: hand in a request; its prompt is copied. Local.
+ *
+ * @retval EEP_ERR_INVALID  as eep_engine_submit()
+ * @retval EEP_ERR_AGAIN    many wait to be taken already: after the next step
+ */
+EEP_API enum eep_status eep_engine_post(struct eep_engine *engine,
+                                        const struct eep_request *request);
+
+/** Rank 0: no more requests will come. Local. */
+EEP_API void eep_engine_close_input(struct eep_engine *engine);
+
+/** Rank 0: from the next step on all ranks are idle, also if requests are not finished. Local. */
+EEP_API void eep_engine_stop(struct eep_engine *engine);
+
+/** Requests so far: their numbers are below it. The same on every rank. Local. */
+EEP_API uint64_t eep_engine_requests(const struct eep_engine *engine);
+
+/** Requests that are not finished. The same on every rank. Local. */
+EEP_API uint64_t eep_engine_unfinished(const struct eep_engine *engine);
+
+/** What the caller gave as the request's tag, and the number of its prompt's tokens. The same on
+ *  every rank. Local. */
+EEP_API uint64_t eep_engine_tag(const struct eep_engine *engine, uint64_t request);
+EEP_API size_t eep_engine_prompt_tokens(const struct eep_engine *engine, uint64_t request);
+
 enum eep_event_kind {
+    EEP_EVENT_ACCEPTED, /**< a request that was handed in has this number */
     EEP_EVENT_TOKEN,  /**< a token was generated */
     EEP_EVENT_DONE,   /**< the request is finished: its last token was reported, or its score */
     EEP_EVENT_FAILED, /**< the request failed alone; `reason` says why */
@@ -222,7 +275,12 @@ struct eep_event {
  * One forward pass over all ranks, then a bounded part of a move of experts, if one is under way.
  * Collective.
  *
- * @param idle_out  true when there was nothing to do: no request and no move that has begun
+ * When a rank is lost, and on_loss is not STOP, those that are left take over and the step is made
+ * again: EEP_OK, with other ranks. All that the events have told stays true, on every rank, and
+ * each event comes once; what a request had already is computed again from its tokens.
+ *
+ * @param idle_out  true when there was nothing to do: no request, no move that has begun, and no
+ *                  more requests to come
  */
 EEP_API enum eep_status eep_engine_step(struct eep_engine *engine, bool *idle_out);
 

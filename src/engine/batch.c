@@ -25,7 +25,21 @@ enum eep_status eep_batch_create(struct eep_engine *e)
     EEP_TRY(eep_mem_alloc(seqs, sizeof(uint32_t), "batch requests", &e->seq_request));
     EEP_TRY(eep_mem_alloc(seqs, sizeof(int32_t), "batch states", &e->seq_failed));
     EEP_TRY(eep_mem_alloc(1, e->wire_bytes, "step events", &e->wire_out));
-    return eep_mem_alloc(e->xport->topo.size, e->wire_bytes, "step events", &e->wire_in);
+    return eep_batch_resize(e);
+}
+
+enum eep_status eep_batch_resize(struct eep_engine *e)
+{
+    unsigned char *in, *next;
+
+    EEP_TRY(eep_mem_alloc(e->xport->topo.size, e->wire_bytes, "step events", &in));
+    eep_mem_free(e->wire_in);
+    e->wire_in = in;
+    EEP_TRY(eep_mem_alloc(e->xport->topo.size, e->wire_bytes, "step events", &next));
+    eep_mem_free(e->wire_next);
+    e->wire_next = next;
+    e->wire_ranks = e->xport->topo.size;
+    return EEP_OK;
 }
 
 void eep_batch_free(struct eep_engine *e)
@@ -39,9 +53,24 @@ void eep_batch_free(struct eep_engine *e)
     eep_mem_free(e->seq_failed);
     eep_mem_free(e->wire_out);
     eep_mem_free(e->wire_in);
+    eep_mem_free(e->wire_next);
 }
 
-static void admit(struct eep_engine *e)
+/* What only the owner holds. */
+static enum eep_status take_own_parts(struct eep_engine *e, struct eep_request_entry *r)
+{
+    if (r->blocks == NULL) {
+        EEP_TRY(eep_mem_alloc(eep_kv_blocks((uint64_t)r->prompt_count + r->max_tokens),
+                              sizeof(uint32_t), "KV block table", &r->blocks));
+    }
+    if (r->keep_logits && r->logits == NULL) {
+        EEP_TRY(eep_mem_alloc((size_t)r->max_tokens * e->config.vocab, sizeof(float), "kept logits",
+                              &r->logits));
+    }
+    return EEP_OK;
+}
+
+static enum eep_status admit(struct eep_engine *e)
 {
     for (; e->next_own < e->request_count && e->running_count < e->max_sequences; e->next_own++) {
         struct eep_request_entry *r = &e->requests[e->next_own];
@@ -49,14 +78,16 @@ static void admit(struct eep_engine *e)
         if (r->owner != e->xport->topo.rank || r->state != EEP_REQUEST_WAITING) {
             continue;
         }
+        EEP_TRY(take_own_parts(e, r));
         const uint32_t blocks = eep_kv_blocks((uint64_t)r->prompt_count + r->max_tokens);
         if (!eep_kv_take(e->kv, blocks, r->blocks)) {
-            return; /* in order: a later, smaller one must not starve this one */
+            return EEP_OK; /* in order: a later, smaller one must not starve this one */
         }
         r->block_count = blocks;
         r->state = EEP_REQUEST_RUNNING;
         e->running[e->running_count++] = (uint32_t)e->next_own;
     }
+    return EEP_OK;
 }
 
 static void add_rows(struct eep_engine *e, uint32_t request, uint32_t count)
@@ -68,6 +99,7 @@ static void add_rows(struct eep_engine *e, uint32_t request, uint32_t count)
         .first_row = batch->rows, .rows = count, .first_pos = r->computed, .blocks = r->blocks};
     e->seq_request[batch->seq_count] = request;
     e->seq_failed[batch->seq_count] = -1;
+    r->nll_next = r->nll;
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t position = r->computed + i;
 
@@ -89,7 +121,7 @@ static void add_running(struct eep_engine *e, bool generating)
 {
     for (uint32_t i = 0; i < e->running_count; i++) {
         const struct eep_request_entry *r = &e->requests[e->running[i]];
-        const uint32_t left = r->token_count - r->computed;
+        const uint32_t left = eep_request_rows(r) - r->computed;
         const uint32_t room = e->max_batch_tokens - e->batch.rows;
 
         EEP_ASSERT(left > 0);
@@ -101,7 +133,7 @@ static void add_running(struct eep_engine *e, bool generating)
 
 enum eep_status eep_batch_build(struct eep_engine *e)
 {
-    admit(e);
+    EEP_TRY(admit(e));
     e->batch =
         (struct eep_batch){.tokens = e->row_tokens, .positions = e->row_positions, .seqs = e->seqs};
     e->prompt_rows = e->generation_rows = 0;
@@ -115,6 +147,23 @@ enum eep_status eep_batch_build(struct eep_engine *e)
                         e->next_own, r->prompt_count, r->max_tokens);
     }
     return EEP_OK;
+}
+
+void eep_batch_commit(struct eep_engine *e)
+{
+    for (uint32_t s = 0; s < e->batch.seq_count; s++) {
+        struct eep_request_entry *r = &e->requests[e->seq_request[s]];
+
+        r->computed += e->seqs[s].rows;
+        r->nll = r->nll_next;
+    }
+    e->batch.seq_count = 0;
+}
+
+void eep_batch_discard(struct eep_engine *e)
+{
+    e->batch.seq_count = 0;
+    ((struct eep_wire_step *)e->wire_out)->event_count = 0;
 }
 
 void eep_batch_retire(struct eep_engine *e, uint32_t request)

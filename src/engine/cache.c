@@ -323,7 +323,7 @@ static enum eep_status load_dense(struct eep_engine *e)
 
 bool eep_engine_executes(const struct eep_engine *e, uint32_t seat)
 {
-    return eep_layout_executor(seat, e->layout->seats, e->xport->topo.size) == e->xport->topo.rank;
+    return e->executors[seat] == e->xport->topo.rank;
 }
 
 static enum eep_status fill_slot(struct eep_engine *e, uint32_t layer, struct eep_slot slot,
@@ -407,7 +407,7 @@ static enum eep_status open_others(struct eep_engine *e)
     const struct eep_topology *topo = &e->xport->topo;
 
     for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
-        const uint32_t rank = eep_layout_executor(seat, e->layout->seats, topo->size);
+        const uint32_t rank = e->executors[seat];
         bool fill;
 
         if (topo->node_of[rank] == topo->node && rank != topo->rank) {
@@ -446,6 +446,34 @@ enum eep_status eep_cache_load(struct eep_engine *e)
         e->model = NULL;
         return give_up(e, status);
     }
+    EEP_TRY(eep_agree(e->xport, "seats of the node", open_others(e)));
+    EEP_TRY(eep_cache_first_view(e));
+    return eep_agree(e->xport, "attach to weight cache", attach_experts(e));
+}
+
+/* Seats that this rank did not execute before are mapped already if another rank of the node did;
+ * else they are filled. */
+static enum eep_status load_seats(struct eep_engine *e)
+{
+    for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
+        if (eep_engine_executes(e, seat)) {
+            EEP_TRY(load_seat(e, (struct eep_seat){seat}, e->frame_bytes));
+        }
+    }
+    return EEP_OK;
+}
+
+enum eep_status eep_cache_reload(struct eep_engine *e)
+{
+    const struct eep_wcache_key shape = {.layers = e->layout->layers,
+                                         .experts = e->layout->experts,
+                                         .seats = e->layout->seats,
+                                         .slots_per_seat = e->layout->slots_per_seat};
+    uint64_t version;
+
+    EEP_TRY(eep_cache_recover(e));
+    EEP_TRY(eep_agree(e->xport, "weight cache layout", adopt_layout(e, &shape, &version)));
+    EEP_TRY(eep_agree(e->xport, "seats of lost ranks", load_seats(e)));
     EEP_TRY(eep_agree(e->xport, "seats of the node", open_others(e)));
     EEP_TRY(eep_cache_first_view(e));
     return eep_agree(e->xport, "attach to weight cache", attach_experts(e));

@@ -29,7 +29,7 @@ static void find_source(const struct eep_engine *e, struct eep_copy *copy)
 
     for (uint32_t r = 0; r < count; r++) {
         const uint32_t slot = l->replica_slots[first + r];
-        const uint32_t rank = eep_layout_executor(slot / l->slots_per_seat, l->seats, topo->size);
+        const uint32_t rank = e->executors[slot / l->slots_per_seat];
 
         if (topo->node_of[rank] == topo->node_of[copy->to]) {
             copy->from = EEP_NO_RANK;
@@ -38,7 +38,7 @@ static void find_source(const struct eep_engine *e, struct eep_copy *copy)
         }
     }
     copy->source_slot = l->replica_slots[first + copy->slot % count]; /* spread over replicas */
-    copy->from = eep_layout_executor(copy->source_slot / l->slots_per_seat, l->seats, topo->size);
+    copy->from = e->executors[copy->source_slot / l->slots_per_seat];
 }
 
 static void add_copy(struct eep_engine *e, uint32_t layer, uint32_t slot, uint32_t expert)
@@ -48,10 +48,7 @@ static void add_copy(struct eep_engine *e, uint32_t layer, uint32_t slot, uint32
     struct eep_copy *copy = &chunk->copies[chunk->copy_count++];
 
     *copy =
-        (struct eep_copy){.layer = layer,
-                          .slot = slot,
-                          .expert = expert,
-                          .to = eep_layout_executor(seat, e->layout->seats, e->xport->topo.size)};
+        (struct eep_copy){.layer = layer, .slot = slot, .expert = expert, .to = e->executors[seat]};
     find_source(e, copy);
 }
 

@@ -63,6 +63,10 @@ static enum eep_status check_params(const struct eep_engine *e, const struct eep
         return EEP_FAIL(EEP_ERR_INVALID, "there is no weight cache mode %d", (int)e->cache_mode);
     }
     EEP_TRY(check_rebalance(e));
+    if (e->on_loss < EEP_LOSS_STOP || e->on_loss > EEP_LOSS_SHRINK) {
+        return EEP_FAIL(EEP_ERR_INVALID, "there is no mode %d of what to do on a loss",
+                        (int)e->on_loss);
+    }
     if (has(p, EEP_ENGINE_LAYOUT) && e->redundant > 0) {
         return EEP_FAIL(EEP_ERR_INVALID, "a layout file already says which experts have replicas; "
                                          "leave out the redundant experts");
@@ -89,6 +93,7 @@ static enum eep_status set_params(struct eep_engine *e, const struct eep_engine_
     if (has(p, EEP_ENGINE_REBALANCE)) {
         e->rebalance = p->rebalance;
     }
+    e->on_loss = has(p, EEP_ENGINE_ON_LOSS) ? p->on_loss : EEP_LOSS_SHRINK;
     e->own_shape = has(p, EEP_ENGINE_LAYOUT) || has(p, EEP_ENGINE_REDUNDANT);
     e->pretended = has(p, EEP_ENGINE_NODE_SIZE) || getenv("EEP_NODE_SIZE") != NULL;
     e->cache_dir = has(p, EEP_ENGINE_CACHE_DIR) ? strdup(p->cache_dir) : NULL;
@@ -157,6 +162,10 @@ enum eep_status eep_engine_create(const struct eep_engine_params *params,
     EEP_TRY_GOTO(join(e, params), destroy);
     EEP_TRY_GOTO(eep_agree(e->xport, "parameters", set_params(e, params)), destroy);
     status = eep_mem_alloc(e->xport->topo.size, sizeof(*e->memory), "memory facts", &e->memory);
+    if (status == EEP_OK) {
+        status = eep_mem_alloc(e->xport->topo.size, sizeof(uint32_t), "requests of the ranks",
+                               &e->owned);
+    }
     EEP_TRY_GOTO(eep_agree(e->xport, "memory facts", status), destroy);
     status = eep_threads_set(e->xport, e->threads, &e->threads);
     EEP_TRY_GOTO(eep_agree(e->xport, "threads", status), destroy);
@@ -188,7 +197,7 @@ struct eep_experts_source eep_engine_source(const struct eep_engine *e)
                                        .kernels = e->kernels,
                                        .layout = e->layout,
                                        .rank = e->xport->topo.rank,
-                                       .ranks = e->xport->topo.size};
+                                       .executors = e->executors};
 }
 
 /* The weights that this rank needs, in its own memory. Local. */
@@ -218,10 +227,11 @@ static enum eep_status take_buffers(struct eep_engine *e)
     EEP_TRY(eep_mem_alloc(EEP_LOGIT_ROWS, e->logits_stride * sizeof(float), "logits", &e->logits));
     EEP_TRY(eep_mem_alloc(c->vocab, sizeof(*e->sampler_work), "sampler", &e->sampler_work));
     EEP_TRY(eep_batch_create(e));
-    return e->layout != NULL ? eep_route_create(e->layout, &e->xport->topo, &e->route) : EEP_OK;
+    return e->layout != NULL ? eep_route_create(e->layout, e->executors, &e->xport->topo, &e->route)
+                             : EEP_OK;
 }
 
-static enum eep_status create_block(struct eep_engine *e)
+enum eep_status eep_engine_create_block(struct eep_engine *e)
 {
     const struct eep_model_config *c = &e->config;
     const struct eep_moe_block_params params = {
@@ -259,6 +269,7 @@ static enum eep_status load_all(struct eep_engine *e)
     const uint64_t begin_ns = eep_clock_ns();
 
     EEP_TRY(eep_cache_open(e));
+    EEP_TRY(eep_agree(e->xport, "membership", eep_members_create(e)));
     EEP_TRY(eep_engine_reckon(e));
     EEP_TRY(eep_cache_load(e));
     e->cache_ns = eep_clock_ns() - begin_ns - e->map_ns;
@@ -267,7 +278,7 @@ static enum eep_status load_all(struct eep_engine *e)
     }
     eep_ckpt_drop_pages(e->ckpt); /* packed now; only rows of the embedding are still read */
     EEP_TRY(eep_agree(e->xport, "buffers", take_buffers(e)));
-    EEP_TRY(eep_agree(e->xport, "exchange", create_block(e)));
+    EEP_TRY(eep_agree(e->xport, "exchange", eep_engine_create_block(e)));
     if (e->cache != NULL) {
         return eep_mover_create(e);
     }
@@ -287,6 +298,8 @@ enum eep_status eep_engine_load(struct eep_engine *e)
     }
     e->broken = load_all(e);
     if (e->broken == EEP_OK) {
+        free(e->layout_path); /* it was that of the start */
+        e->layout_path = NULL;
         e->loaded = true;
         e->load_ns = eep_clock_ns() - begin_ns;
     }
@@ -322,6 +335,7 @@ void eep_engine_destroy(struct eep_engine *e)
     eep_model_destroy(e->model);
     eep_cache_close(e);
     eep_route_destroy(e->route);
+    eep_members_free(e);
     eep_layout_destroy(e->layout);
     eep_tokenizer_close(e->tokenizer);
     eep_model_config_free(&e->config);

@@ -2,6 +2,8 @@
  * The engine's state, shared by the files of src/engine.
  *
  *     engine.c    creating, loading, leaving        requests.c  the table and its events
+ *     members.c   who executes which seat           posts.c     requests that come while it serves
+ *     survive.c   going on after a loss
  *     agree.c     one status for all ranks          batch.c     which rows this rank's step takes
  *     memory.c    reckoning before taking           step.c      the forward pass, sampling
  *     threads.c   cores per rank (hwloc, OpenMP)    facts.c     what is reported
@@ -30,6 +32,7 @@
 #include "xport/xport.h"
 
 struct eep_mover;
+struct eep_members;
 
 #define EEP_SPARE_DEFAULT UINT32_MAX /* spare frames as memory allows */
 #define EEP_LOGIT_ROWS 64u           /* rows that go through the LM head at a time */
@@ -43,20 +46,26 @@ enum eep_request_state {
 
 struct eep_request_entry {
     /* The same on every rank. */
-    uint32_t owner; /* rank that runs it */
+    uint32_t owner;         /* rank that runs it */
+    uint32_t settled_owner; /* before the recovery that is under way */
     enum eep_request_state state;
     struct eep_sampling sampling;
     uint32_t prompt_count;
     uint32_t max_tokens;
     bool ignore_eos, keep_logits, score;
+    uint64_t tag;
+    bool orphan;  /* while ranks are reassigned: its rank is gone */
+    bool replays; /* ended, but its logits were lost with their rank and are computed again */
+    enum eep_request_state ended_as; /* then its state again */
     uint32_t *tokens;     /* (prompt_count + max_tokens): prompt, then what was generated */
     uint32_t token_count; /* of them known */
     /* Only the owner's. */
     uint32_t computed; /* tokens whose K and V are stored */
     uint32_t *blocks;  /* KV blocks, block_count of them while RUNNING */
     uint32_t block_count;
-    float *logits; /* (max_tokens, vocab) when kept */
-    double nll;    /* of the scored tokens so far */
+    float *logits;   /* (max_tokens, vocab) when kept */
+    double nll;      /* of the scored tokens so far */
+    double nll_next; /* with the step that is not over */
 };
 
 /* What an owner tells the others; fixed width, since it travels. */
@@ -66,6 +75,12 @@ enum eep_wire_kind {
     EEP_WIRE_SCORED,        /* value = the bits of the double */
     EEP_WIRE_FAILED_ROUTER, /* value = layer */
     EEP_WIRE_FAILED_LOGITS,
+    EEP_WIRE_REPLAYED,
+};
+
+enum eep_wire_flag {
+    EEP_WIRE_INPUT_ENDS = 1, /* rank 0: no more requests will come */
+    EEP_WIRE_STOP = 2,       /* rank 0: all are to be idle */
 };
 
 struct eep_wire_event {
@@ -82,11 +97,29 @@ struct eep_wire_step {
     uint32_t move;           /* of a node's first rank: enum eep_move_vote */
     uint32_t asked;          /* enum eep_move_ask */
     uint64_t record_version; /* of a node's first rank: what its cache's record is at */
+    uint32_t posted_bytes;   /* rank 0: of requests that are broadcast next */
+    uint32_t flags;          /* enum eep_wire_flag */
     /* followed by event_count events, max_sequences reserved */
 };
 
 _Static_assert(sizeof(struct eep_wire_event) == 16, "travels between ranks");
-_Static_assert(sizeof(struct eep_wire_step) == 32, "travels between ranks");
+_Static_assert(sizeof(struct eep_wire_step) == 40, "travels between ranks");
+
+/* What losses cost; times of the last one. */
+struct eep_loss_facts {
+    uint64_t losses, ranks_lost;
+    uint64_t noticed_ns;    /* since the lost rank's last sign of life, at most */
+    uint64_t agreed_ns;     /* then until those that are left knew who they are */
+    uint64_t reseated_ns;   /* then until all seats were executed again */
+    uint64_t first_step_ns; /* from noticing to the end of the first step; 0: not yet */
+    uint64_t since_ns;      /* when it was noticed, by eep_clock_ns() */
+};
+
+/* Requests on their way to all ranks, packed. */
+struct eep_posts {
+    unsigned char *data;
+    size_t bytes, capacity;
+};
 
 struct eep_engine {
     /* Parameters, defaults filled in. */
@@ -102,6 +135,7 @@ struct eep_engine {
     uint32_t spare_frames;
     uint64_t attach_timeout_ns;
     struct eep_rebalance_params rebalance;
+    enum eep_loss_mode on_loss;
 
     /* From eep_engine_create(). */
     struct eep_xport *xport;
@@ -109,6 +143,7 @@ struct eep_engine {
     struct eep_ckpt *ckpt;
     struct eep_model_config config;
     struct eep_layout *layout;
+    uint32_t *executors; /* (seats): rank that computes each seat's slots; NULL without experts */
     struct eep_tokenizer *tokenizer; /* NULL until first used */
     enum eep_status broken;          /* a failure after which no collective call works */
     bool apart;                      /* it was not agreed on: the ranks are not in step any more */
@@ -121,6 +156,7 @@ struct eep_engine {
     uint64_t cache_ns, map_ns;    /* of the start: opening it and loading, mapping its pages */
     uint64_t frame_bytes;         /* content of a frame of the cache */
     struct eep_mover *mover;      /* NULL without a cache */
+    struct eep_members *members;  /* NULL: a loss ends the engine */
     struct eep_route *route;
     struct eep_experts *experts;
     struct eep_model *model;
@@ -134,8 +170,15 @@ struct eep_engine {
     /* Requests. */
     struct eep_request_entry *requests;
     size_t request_count, request_capacity;
-    size_t unfinished; /* the same on every rank */
-    size_t next_own;   /* requests before it are not waiting on this rank */
+    size_t unfinished;           /* the same on every rank */
+    size_t next_own;             /* requests before it are not waiting on this rank */
+    uint32_t *owned;             /* (ranks): unfinished requests of each */
+    bool open;                   /* more requests may come; the same on every rank */
+    bool stopped;                /* all are to be idle; likewise */
+    uint32_t flags;              /* enum eep_wire_flag that this rank has to tell */
+    struct eep_posts posts;      /* rank 0: not taken yet */
+    struct eep_posts posts_last; /* of the last step */
+    struct eep_posts posts_next; /* of the step that is not over */
 
     /* This rank's running requests and the rows of its current step. */
     uint32_t *running; /* (max_sequences) request numbers, in order of admission */
@@ -149,7 +192,11 @@ struct eep_engine {
     uint32_t prompt_rows, generation_rows;
 
     /* Events: of this step on their way out, and those that the caller has not read yet. */
-    unsigned char *wire_out, *wire_in; /* one, (ranks) of wire_bytes */
+    unsigned char *wire_out, *wire_in; /* one, (ranks) of wire_bytes; wire_in: of the last step */
+    unsigned char *wire_next;          /* (ranks): of the step that is not over */
+    uint32_t wire_ranks;               /* of wire_in and wire_next */
+    uint64_t position;                 /* steps that this rank has applied to its table */
+    uint64_t epoch;                    /* recoveries that it has completed */
     size_t wire_bytes;
     struct eep_event *events;
     size_t event_first, event_count, event_capacity;
@@ -160,10 +207,12 @@ struct eep_engine {
     uint64_t prompt_tokens, generated_tokens, prompt_ns, generation_ns, generation_step_tokens;
     uint64_t steps, load_ns;
     struct eep_rank_memory *memory; /* (ranks) */
+    struct eep_loss_facts loss;
 };
 
 /* engine.c: where this rank's experts come from. */
 struct eep_experts_source eep_engine_source(const struct eep_engine *engine);
+EEP_MUST_CHECK enum eep_status eep_engine_create_block(struct eep_engine *engine);
 
 /* agree.c */
 EEP_MUST_CHECK enum eep_status eep_agree(struct eep_xport *xport, const char *what,
@@ -172,6 +221,9 @@ EEP_MUST_CHECK enum eep_status eep_agree(struct eep_xport *xport, const char *wh
 /* cache.c: the weight cache, when there is one. Collective. */
 /** Attach or create, and take over the layout of its record; e->cache stays NULL without one. */
 EEP_MUST_CHECK enum eep_status eep_cache_open(struct eep_engine *engine);
+/** Give the seats that this rank executes now, and those of its node, to e->experts again, after a
+ *  loss. Collective. */
+EEP_MUST_CHECK enum eep_status eep_cache_reload(struct eep_engine *engine);
 /** Fill what is missing, pin a version, set e->model and e->experts. Gives the cache up, and
  *  leaves e->cache NULL, when there is no room and it is not required. */
 EEP_MUST_CHECK enum eep_status eep_cache_load(struct eep_engine *engine);
@@ -200,12 +252,61 @@ void eep_requests_free(struct eep_engine *engine);
 uint64_t eep_requests_kv_tokens(const struct eep_engine *engine);
 /** Put an event of an own request on the wire; at most one per running request and step. */
 void eep_requests_tell(struct eep_engine *engine, struct eep_wire_event event);
+/** The step in wire_next and posts_next, of so many ranks, has happened: apply it. Local; failures
+ *  are those of memory. */
+EEP_MUST_CHECK enum eep_status eep_requests_take(struct eep_engine *engine, uint32_t ranks);
+/** The owners of now are those that the next eep_requests_reassign() goes by. Local. */
+void eep_requests_settle(struct eep_engine *engine);
+/** Ranks were lost: `now_of` is the new rank of each one of the last eep_requests_settle(), or
+ *  EEP_NO_RANK. The same on every rank. Local. */
+EEP_MUST_CHECK enum eep_status eep_requests_reassign(struct eep_engine *engine,
+                                                     const uint32_t *now_of);
+/** Add a request to the table. Local; the same on every rank. */
+EEP_MUST_CHECK enum eep_status eep_requests_add(struct eep_engine *engine,
+                                                const struct eep_request *request);
+EEP_MUST_CHECK enum eep_status eep_requests_check(const struct eep_engine *engine,
+                                                  const struct eep_request *request);
+/** Tokens whose K and V a request's owner is to compute. */
+static inline uint32_t eep_request_rows(const struct eep_request_entry *r)
+{
+    return r->token_count - r->replays;
+}
+
+/* posts.c */
+/** Take the requests that rank 0 handed in into the table. Local. */
+EEP_MUST_CHECK enum eep_status eep_posts_apply(struct eep_engine *engine,
+                                               const struct eep_posts *posts);
+/** Make room for as many bytes. */
+EEP_MUST_CHECK enum eep_status eep_posts_reserve(struct eep_posts *posts, size_t bytes);
+
+/* members.c */
+/** Set e->executors; e->members too when a loss can be survived. Local, the same on every rank. */
+EEP_MUST_CHECK enum eep_status eep_members_create(struct eep_engine *engine);
+void eep_members_free(struct eep_engine *engine);
+/** The world has shrunk: e->executors as if the seats of those that are gone went to others. `was`
+ *  (new size): rank that each had in the world of the last commit. Again from there when one more
+ * is lost. Local, the same on every rank. */
+EEP_MUST_CHECK enum eep_status eep_members_try(struct eep_engine *engine, const uint32_t *was);
+/** All have taken over what they were given: what was tried counts. Local, the same everywhere. */
+EEP_MUST_CHECK enum eep_status eep_members_commit(struct eep_engine *engine);
+
+/* survive.c */
+/** True if the engine can go on after `status`. */
+bool eep_engine_survives(const struct eep_engine *engine, enum eep_status status);
+/** Go on with those that are left. Collective among them. */
+EEP_MUST_CHECK enum eep_status eep_engine_survive(struct eep_engine *engine);
 /** Exchange the events of the step and apply them: the table is the same everywhere afterwards.
  *  What the others said about moves is in e->wire_in. */
 EEP_MUST_CHECK enum eep_status eep_requests_exchange(struct eep_engine *engine);
 
 /* batch.c */
 EEP_MUST_CHECK enum eep_status eep_batch_create(struct eep_engine *engine);
+/** Tables of as many ranks as there are now. */
+EEP_MUST_CHECK enum eep_status eep_batch_resize(struct eep_engine *engine);
+/** The rows of the step are computed: count them. */
+void eep_batch_commit(struct eep_engine *engine);
+/** Forget the step's rows and what they led to: it is made again. */
+void eep_batch_discard(struct eep_engine *engine);
 void eep_batch_free(struct eep_engine *engine);
 /** Admit waiting requests and choose the rows of the next step. */
 EEP_MUST_CHECK enum eep_status eep_batch_build(struct eep_engine *engine);

@@ -24,7 +24,7 @@ static uint64_t cache_bytes(const struct eep_engine *e, const struct eep_wcache_
     uint64_t frames = 0;
 
     for (uint32_t seat = 0; seat < l->seats; seat++) {
-        if (topo->node_of[eep_layout_executor(seat, l->seats, topo->size)] == topo->node) {
+        if (topo->node_of[e->executors[seat]] == topo->node) {
             frames += (uint64_t)l->layers * l->slots_per_seat + status->spare_frames;
         }
     }

@@ -36,6 +36,8 @@ struct job {
     struct eep_wcache_frame frame;
     struct eep_wcache_fill *fill; /* while it runs, not in place */
     unsigned char *bytes;         /* where they go to or come from */
+    unsigned char *arrived; /* not in place: what another rank sends lands here first, since it may
+                               come after a loss, when the frame is somebody else's */
     uint64_t done;
     struct eep_transfer *transfer, *digest_transfer;
     struct eep_wcache_content content; /* what the sender says; zeros: it does not know */
@@ -122,6 +124,17 @@ void eep_fill_hurry(struct eep_fill *fill)
     fill->hurry = true;
 }
 
+/* Something is on its way: its memory stays with the transport after a loss. */
+static bool is_under_way(const struct eep_fill *fill)
+{
+    for (uint32_t i = 0; i < fill->count; i++) {
+        if (fill->jobs[i].state == JOB_RUNNING && fill->jobs[i].copy->from != EEP_NO_RANK) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void eep_fill_end(struct eep_fill *fill)
 {
     if (fill == NULL) {
@@ -129,6 +142,13 @@ void eep_fill_end(struct eep_fill *fill)
     }
     for (uint32_t i = 0; i < fill->count; i++) {
         eep_wcache_fill_drop(fill->jobs[i].fill);
+        fill->jobs[i].fill = NULL;
+    }
+    if (is_under_way(fill)) {
+        return;
+    }
+    for (uint32_t i = 0; i < fill->count; i++) {
+        eep_mem_free(fill->jobs[i].arrived);
     }
     eep_mem_unmap(fill->staging, fill->staging_bytes);
     eep_mem_free(fill->jobs);
@@ -148,6 +168,8 @@ enum eep_status eep_fill_outcome(const struct eep_fill *fill)
 static void end_job(struct eep_fill *fill, struct job *job, enum eep_status status)
 {
     job->state = status == EEP_OK ? JOB_DONE : JOB_FAILED;
+    eep_mem_free(job->arrived);
+    job->arrived = NULL;
     fill->left--;
     if (job->copy->from != EEP_NO_RANK) {
         fill->transfers[job->sends]--;
@@ -176,6 +198,10 @@ static enum eep_status take_frame(struct eep_engine *e, struct eep_fill *fill, s
     EEP_TRY(eep_wcache_fill_begin(e->cache, job->frame, job->copy->layer,
                                   (struct eep_expert){job->copy->expert}, &job->fill));
     job->bytes = eep_wcache_fill_bytes(job->fill);
+    if (job->copy->from != EEP_NO_RANK) {
+        EEP_TRY(eep_mem_alloc(1, e->frame_bytes, "expert on its way", &job->arrived));
+        job->bytes = job->arrived;
+    }
     return EEP_OK;
 }
 
@@ -294,7 +320,7 @@ static enum eep_status look_at_transfers(struct eep_engine *e, struct job *job)
     EEP_TRY(e->xport->ops->transfer_test(job->transfer, &progress));
     job->transfer = progress == e->frame_bytes ? NULL : job->transfer;
     if (job->fill != NULL && progress > job->done) {
-        eep_wcache_fill_written(job->fill, progress - job->done);
+        eep_wcache_fill_copy(job->fill, job->arrived + job->done, progress - job->done);
     }
     job->done = progress;
     return EEP_OK;

@@ -28,7 +28,7 @@ static enum eep_status make_tables(struct eep_engine *e, const int32_t *map)
     eep_follow_forget(e);
     EEP_TRY(eep_layout_from_map(l->layers, l->experts, l->seats, l->slots_per_seat, map,
                                 &m->next_layout));
-    return eep_route_create(m->next_layout, &e->xport->topo, &m->next_route);
+    return eep_route_create(m->next_layout, e->executors, &e->xport->topo, &m->next_route);
 }
 
 enum eep_status eep_follow_prepare(struct eep_engine *e)

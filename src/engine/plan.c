@@ -22,9 +22,7 @@ static uint32_t balancer_nodes(const struct eep_engine *e)
     const struct eep_eplb_shape shape = {.seats = e->layout->seats, .nodes = topo->nodes};
 
     for (uint32_t seat = 0; seat < shape.seats; seat++) {
-        const uint32_t rank = eep_layout_executor(seat, shape.seats, topo->size);
-
-        if (topo->node_of[rank] != eep_eplb_node_of(&shape, seat)) {
+        if (topo->node_of[e->executors[seat]] != eep_eplb_node_of(&shape, seat)) {
             return 1;
         }
     }

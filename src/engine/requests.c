@@ -11,7 +11,7 @@
 #include "engine/look.h"
 #include "engine/mover.h"
 
-static enum eep_status check_request(const struct eep_engine *e, const struct eep_request *r)
+enum eep_status eep_requests_check(const struct eep_engine *e, const struct eep_request *r)
 {
     const uint64_t total = (uint64_t)r->prompt_count + r->max_tokens;
     const struct eep_sampling sampling = {
@@ -62,116 +62,11 @@ static enum eep_status grow_table(struct eep_engine *e)
     return EEP_OK;
 }
 
-/* What only the owner holds. */
-static enum eep_status add_own_parts(struct eep_engine *e, struct eep_request_entry *entry)
-{
-    if (entry->owner != e->xport->topo.rank) {
-        return EEP_OK;
-    }
-    EEP_TRY(eep_mem_alloc(eep_kv_blocks((uint64_t)entry->prompt_count + entry->max_tokens),
-                          sizeof(uint32_t), "KV block table", &entry->blocks));
-    if (entry->keep_logits) {
-        EEP_TRY(eep_mem_alloc((size_t)entry->max_tokens * e->config.vocab, sizeof(float),
-                              "kept logits", &entry->logits));
-    }
-    return EEP_OK;
-}
-
 static void free_entry(struct eep_request_entry *entry)
 {
     eep_mem_free(entry->tokens);
     eep_mem_free(entry->blocks);
     eep_mem_free(entry->logits);
-}
-
-static enum eep_status add_request(struct eep_engine *e, const struct eep_request *r)
-{
-    EEP_TRY(check_request(e, r));
-    EEP_TRY(grow_table(e));
-    struct eep_request_entry entry = {
-        .owner = (uint32_t)(e->request_count % e->xport->topo.size),
-        .state = EEP_REQUEST_WAITING,
-        .sampling = {.temperature = r->temperature,
-                     .top_k = r->top_k,
-                     .top_p = r->top_p,
-                     .seed = r->seed},
-        .prompt_count = (uint32_t)r->prompt_count,
-        .max_tokens = r->max_tokens,
-        .ignore_eos = r->ignore_eos,
-        .keep_logits = r->keep_logits,
-        .score = r->score,
-        .token_count = (uint32_t)r->prompt_count,
-    };
-    EEP_TRY(eep_mem_alloc(r->prompt_count + r->max_tokens, sizeof(uint32_t), "request tokens",
-                          &entry.tokens));
-    memcpy(entry.tokens, r->prompt, r->prompt_count * sizeof(uint32_t));
-    const enum eep_status status = add_own_parts(e, &entry);
-    if (status != EEP_OK) {
-        free_entry(&entry);
-        return status;
-    }
-    e->requests[e->request_count] = entry;
-    return EEP_OK;
-}
-
-enum eep_status eep_engine_submit(struct eep_engine *e, const struct eep_request *request,
-                                  uint64_t *id_out)
-{
-    enum eep_status status = e->broken;
-
-    if (status == EEP_OK) {
-        status = add_request(e, request);
-    }
-    const enum eep_status agreed = eep_agree(e->xport, "submit", status);
-    if (agreed != EEP_OK) {
-        if (status == EEP_OK) { /* another rank could not take it */
-            free_entry(&e->requests[e->request_count]);
-        }
-        return agreed;
-    }
-    *id_out = e->request_count++;
-    e->unfinished++;
-    return EEP_OK;
-}
-
-void eep_requests_free(struct eep_engine *e)
-{
-    for (size_t i = 0; i < e->request_count; i++) {
-        free_entry(&e->requests[i]);
-    }
-    free(e->requests);
-    free(e->events);
-}
-
-uint64_t eep_requests_kv_tokens(const struct eep_engine *e)
-{
-    const uint32_t ranks = e->xport->topo.size;
-    uint64_t most = 0;
-
-    /* A rank runs max_sequences of its requests at a time, whichever: reckon with the longest. */
-    for (uint32_t rank = 0; rank < ranks; rank++) {
-        uint64_t sum = 0, longest = 0;
-
-        for (size_t i = rank; i < e->request_count; i += ranks) {
-            const struct eep_request_entry *r = &e->requests[i];
-            const uint64_t positions =
-                (uint64_t)eep_kv_blocks((uint64_t)r->prompt_count + r->max_tokens) * EEP_KV_BLOCK;
-
-            sum += positions;
-            longest = EEP_MAX(longest, positions);
-        }
-        most = EEP_MAX(most, EEP_MIN(sum, longest * e->max_sequences));
-    }
-    return most;
-}
-
-void eep_requests_tell(struct eep_engine *e, struct eep_wire_event event)
-{
-    struct eep_wire_step *head = (struct eep_wire_step *)e->wire_out;
-    struct eep_wire_event *events = (struct eep_wire_event *)(head + 1);
-
-    EEP_ASSERT(head->event_count < e->max_sequences);
-    events[head->event_count++] = event;
 }
 
 static enum eep_status push_event(struct eep_engine *e, const struct eep_event *event)
@@ -193,6 +88,129 @@ static enum eep_status push_event(struct eep_engine *e, const struct eep_event *
     return EEP_OK;
 }
 
+/* The rank with the fewest unfinished requests, the lowest of them. */
+static uint32_t idlest(const struct eep_engine *e)
+{
+    uint32_t best = 0;
+
+    for (uint32_t rank = 1; rank < e->xport->topo.size; rank++) {
+        best = e->owned[rank] < e->owned[best] ? rank : best;
+    }
+    return best;
+}
+
+/* An entry behind the last one, not counted yet. */
+static enum eep_status append(struct eep_engine *e, const struct eep_request *r)
+{
+    EEP_TRY(grow_table(e));
+    struct eep_request_entry entry = {
+        .owner = idlest(e),
+        .state = EEP_REQUEST_WAITING,
+        .sampling = {.temperature = r->temperature,
+                     .top_k = r->top_k,
+                     .top_p = r->top_p,
+                     .seed = r->seed},
+        .prompt_count = (uint32_t)r->prompt_count,
+        .max_tokens = r->max_tokens,
+        .ignore_eos = r->ignore_eos,
+        .keep_logits = r->keep_logits,
+        .score = r->score,
+        .tag = r->tag,
+        .token_count = (uint32_t)r->prompt_count,
+    };
+    EEP_TRY(eep_mem_alloc(r->prompt_count + r->max_tokens, sizeof(uint32_t), "request tokens",
+                          &entry.tokens));
+    memcpy(entry.tokens, r->prompt, r->prompt_count * sizeof(uint32_t));
+    e->requests[e->request_count] = entry;
+    return EEP_OK;
+}
+
+static void count_added(struct eep_engine *e)
+{
+    e->owned[e->requests[e->request_count++].owner]++;
+    e->unfinished++;
+}
+
+enum eep_status eep_requests_add(struct eep_engine *e, const struct eep_request *r)
+{
+    const struct eep_event event = {.kind = EEP_EVENT_ACCEPTED, .request = e->request_count};
+
+    EEP_TRY(append(e, r));
+    count_added(e);
+    return push_event(e, &event);
+}
+
+enum eep_status eep_engine_submit(struct eep_engine *e, const struct eep_request *request,
+                                  uint64_t *id_out)
+{
+    enum eep_status status = e->broken;
+
+    if (status == EEP_OK) {
+        status = eep_requests_check(e, request);
+    }
+    if (status == EEP_OK) {
+        status = append(e, request);
+    }
+    const enum eep_status agreed = eep_agree(e->xport, "submit", status);
+    if (agreed != EEP_OK) {
+        if (status == EEP_OK) { /* another rank could not take it */
+            free_entry(&e->requests[e->request_count]);
+        }
+        return agreed;
+    }
+    *id_out = e->request_count;
+    count_added(e);
+    return EEP_OK;
+}
+
+void eep_requests_free(struct eep_engine *e)
+{
+    for (size_t i = 0; i < e->request_count; i++) {
+        free_entry(&e->requests[i]);
+    }
+    free(e->requests);
+    free(e->events);
+    eep_mem_free(e->owned);
+    free(e->posts.data);
+    free(e->posts_last.data);
+    free(e->posts_next.data);
+}
+
+uint64_t eep_requests_kv_tokens(const struct eep_engine *e)
+{
+    const uint32_t ranks = e->xport->topo.size;
+    uint64_t most = 0;
+
+    /* A rank runs max_sequences of its requests at a time, whichever: reckon with the longest. */
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        uint64_t sum = 0, longest = 0;
+
+        for (size_t i = 0; i < e->request_count; i++) {
+            const struct eep_request_entry *r = &e->requests[i];
+            const uint64_t positions =
+                (uint64_t)eep_kv_blocks((uint64_t)r->prompt_count + r->max_tokens) * EEP_KV_BLOCK;
+
+            if (r->owner != rank) {
+                continue;
+            }
+
+            sum += positions;
+            longest = EEP_MAX(longest, positions);
+        }
+        most = EEP_MAX(most, EEP_MIN(sum, longest * e->max_sequences));
+    }
+    return most;
+}
+
+void eep_requests_tell(struct eep_engine *e, struct eep_wire_event event)
+{
+    struct eep_wire_step *head = (struct eep_wire_step *)e->wire_out;
+    struct eep_wire_event *events = (struct eep_wire_event *)(head + 1);
+
+    EEP_ASSERT(head->event_count < e->max_sequences);
+    events[head->event_count++] = event;
+}
+
 bool eep_engine_next_event(struct eep_engine *e, struct eep_event *event_out)
 {
     if (e->event_first == e->event_count) {
@@ -202,18 +220,34 @@ bool eep_engine_next_event(struct eep_engine *e, struct eep_event *event_out)
     return true;
 }
 
-static enum eep_status finish(struct eep_engine *e, struct eep_event *event,
-                              enum eep_request_state state)
+static void end(struct eep_engine *e, uint32_t request, enum eep_request_state state)
 {
-    struct eep_request_entry *r = &e->requests[event->request];
+    struct eep_request_entry *r = &e->requests[request];
 
     EEP_ASSERT(r->state == EEP_REQUEST_WAITING || r->state == EEP_REQUEST_RUNNING);
     if (r->state == EEP_REQUEST_RUNNING) {
-        eep_batch_retire(e, (uint32_t)event->request);
+        eep_batch_retire(e, request);
     }
     r->state = state;
+    e->owned[r->owner]--;
     e->unfinished--;
+}
+
+static enum eep_status finish(struct eep_engine *e, const struct eep_event *event,
+                              enum eep_request_state state)
+{
+    end(e, (uint32_t)event->request, state);
     return push_event(e, event);
+}
+
+static enum eep_status end_replay(struct eep_engine *e, uint32_t request)
+{
+    struct eep_request_entry *r = &e->requests[request];
+
+    EEP_ASSERT(r->replays);
+    end(e, request, r->ended_as);
+    r->replays = false;
+    return EEP_OK;
 }
 
 static enum eep_status apply_token(struct eep_engine *e, const struct eep_wire_event *wire)
@@ -252,6 +286,8 @@ static enum eep_status apply(struct eep_engine *e, const struct eep_wire_event *
         event.kind = EEP_EVENT_FAILED;
         snprintf(event.reason, sizeof(event.reason), "the logits are not finite numbers");
         return finish(e, &event, EEP_REQUEST_FAILED);
+    case EEP_WIRE_REPLAYED:
+        return end_replay(e, wire->request);
     }
     return EEP_FAIL(EEP_ERR_FATAL, "a rank sent an event of unknown kind %u", wire->kind);
 }
@@ -274,9 +310,87 @@ static void tell_ask(struct eep_engine *e, struct eep_wire_step *head)
  * status. */
 static void hear_ask(struct eep_engine *e, const struct eep_wire_step *head)
 {
-    if (head->asked == EEP_ASK_ADMIN_MOVE || head->asked == EEP_ASK_ADMIN_PLAN) {
+    if (head->asked != EEP_ASK_ADMIN_MOVE && head->asked != EEP_ASK_ADMIN_PLAN) {
+        return;
+    }
+    if (e->mover == NULL) {
+        e->ask = head->asked; /* in the middle of a recovery: said again in the next step */
+    } else {
         (void)eep_engine_rebalance(e, head->asked == EEP_ASK_ADMIN_PLAN);
     }
+}
+
+/* What rank 0 alone has to say. */
+static void tell_input(struct eep_engine *e, struct eep_wire_step *head)
+{
+    head->flags = e->flags;
+    head->posted_bytes = e->xport->topo.rank == 0 ? (uint32_t)e->posts.bytes : 0;
+}
+
+static void hear_input(struct eep_engine *e, const struct eep_wire_step *head)
+{
+    e->open = e->open && (head->flags & EEP_WIRE_INPUT_ENDS) == 0;
+    e->stopped = e->stopped || (head->flags & EEP_WIRE_STOP) != 0;
+}
+
+static enum eep_status apply_step(struct eep_engine *e, uint32_t ranks)
+{
+    struct eep_wire_step *mine = (struct eep_wire_step *)e->wire_out;
+
+    mine->event_count = 0;
+    e->prompt_rows = e->generation_rows = 0;
+    eep_batch_commit(e);
+    for (uint32_t r = 0; r < ranks; r++) {
+        const struct eep_wire_step *head = eep_requests_heard(e, r);
+        const struct eep_wire_event *events = (const struct eep_wire_event *)(head + 1);
+
+        EEP_ASSERT(head->event_count <= e->max_sequences);
+        hear_ask(e, head);
+        hear_input(e, head);
+        e->prompt_rows += head->prompt_rows;
+        e->generation_rows += head->generation_rows;
+        for (uint32_t i = 0; i < head->event_count; i++) {
+            EEP_TRY(apply(e, &events[i]));
+        }
+    }
+    EEP_TRY(eep_posts_apply(e, &e->posts_last));
+    e->position++;
+    return EEP_OK;
+}
+
+/* The requests that rank 0 has for this step, into posts_last. */
+static enum eep_status share_posts(struct eep_engine *e, size_t bytes)
+{
+    EEP_TRY(eep_posts_reserve(&e->posts_next, bytes));
+    e->posts_next.bytes = bytes;
+    if (bytes > 0) {
+        if (e->xport->topo.rank == 0) {
+            memcpy(e->posts_next.data, e->posts.data, bytes);
+        }
+        EEP_TRY(e->xport->ops->broadcast(e->xport, "new requests", 0, e->posts_next.data, bytes));
+    }
+    return EEP_OK;
+}
+
+/* From here on the step has happened: what was gathered is what counts. */
+static void turn_over(struct eep_engine *e)
+{
+    unsigned char *wire = e->wire_in;
+    const struct eep_posts posts = e->posts_last;
+
+    e->wire_in = e->wire_next;
+    e->wire_next = wire;
+    e->posts_last = e->posts_next;
+    e->posts_next = posts;
+    if (e->xport->topo.rank == 0) {
+        e->posts.bytes = 0;
+    }
+}
+
+enum eep_status eep_requests_take(struct eep_engine *e, uint32_t ranks)
+{
+    turn_over(e);
+    return apply_step(e, ranks);
 }
 
 enum eep_status eep_requests_exchange(struct eep_engine *e)
@@ -288,21 +402,64 @@ enum eep_status eep_requests_exchange(struct eep_engine *e)
     mine->generation_rows = e->generation_rows;
     eep_mover_tell(e, mine);
     tell_ask(e, mine);
-    EEP_TRY(e->xport->ops->allgather(e->xport, "step", e->wire_out, e->wire_bytes, e->wire_in));
-    mine->event_count = 0;
-    e->prompt_rows = e->generation_rows = 0;
-    for (uint32_t r = 0; r < e->xport->topo.size; r++) {
-        const struct eep_wire_step *head = eep_requests_heard(e, r);
-        const struct eep_wire_event *events = (const struct eep_wire_event *)(head + 1);
+    tell_input(e, mine);
+    EEP_TRY(e->xport->ops->allgather(e->xport, "step", e->wire_out, e->wire_bytes, e->wire_next));
+    EEP_TRY(share_posts(e, ((const struct eep_wire_step *)e->wire_next)->posted_bytes));
+    return eep_requests_take(e, e->xport->topo.size);
+}
 
-        EEP_ASSERT(head->event_count <= e->max_sequences);
-        hear_ask(e, head);
-        e->prompt_rows += head->prompt_rows;
-        e->generation_rows += head->generation_rows;
-        for (uint32_t i = 0; i < head->event_count; i++) {
-            EEP_TRY(apply(e, &events[i]));
+/* ---- after a loss ---- */
+
+void eep_requests_settle(struct eep_engine *e)
+{
+    for (size_t i = 0; i < e->request_count; i++) {
+        e->requests[i].settled_owner = e->requests[i].owner;
+    }
+}
+
+/* A request whose rank is gone: somebody else computes it from its tokens. */
+static void hand_over(struct eep_engine *e, struct eep_request_entry *r)
+{
+    const bool ended = r->state == EEP_REQUEST_DONE || r->state == EEP_REQUEST_FAILED;
+
+    r->owner = idlest(e);
+    if (ended && (!r->keep_logits || r->token_count == r->prompt_count)) {
+        return;
+    }
+    if (ended) {
+        r->replays = true;
+        r->ended_as = r->state;
+        r->state = EEP_REQUEST_WAITING;
+        e->unfinished++;
+    }
+    e->owned[r->owner]++;
+    r->computed = 0;
+    r->nll = 0.0;
+}
+
+enum eep_status eep_requests_reassign(struct eep_engine *e, const uint32_t *now_of)
+{
+    uint32_t *owned;
+
+    EEP_TRY(eep_mem_alloc(e->xport->topo.size, sizeof(*owned), "requests of the ranks", &owned));
+    eep_mem_free(e->owned);
+    e->owned = owned;
+    for (size_t i = 0; i < e->request_count; i++) {
+        struct eep_request_entry *r = &e->requests[i];
+        const uint32_t now = now_of[r->settled_owner];
+
+        if (now != EEP_NO_RANK) {
+            r->owner = now;
+            owned[now] += r->state == EEP_REQUEST_WAITING || r->state == EEP_REQUEST_RUNNING;
+        }
+        r->orphan = now == EEP_NO_RANK;
+    }
+    for (size_t i = 0; i < e->request_count; i++) {
+        if (e->requests[i].orphan) {
+            hand_over(e, &e->requests[i]);
         }
     }
+    e->next_own = 0;
     return EEP_OK;
 }
 

@@ -97,10 +97,6 @@ static void choose_token(struct eep_engine *e, uint32_t request, const float *lo
         eep_sample(&r->sampling, logits, e->config.vocab, r->token_count, e->sampler_work);
     const bool last = generated + 1 == r->max_tokens || (!r->ignore_eos && is_eos(e, token));
 
-    if (r->logits != NULL) {
-        memcpy(r->logits + (size_t)generated * e->config.vocab, logits,
-               e->config.vocab * sizeof(float));
-    }
     eep_requests_tell(e,
                       (struct eep_wire_event){.request = request,
                                               .kind = last ? EEP_WIRE_LAST_TOKEN : EEP_WIRE_TOKEN,
@@ -113,15 +109,20 @@ static void use_logits(struct eep_engine *e, uint32_t row, const float *logits)
     const uint32_t seq = e->row_seq[row], request = e->seq_request[seq];
     struct eep_request_entry *r = &e->requests[request];
 
+    const uint32_t next = e->row_positions[row] + 1;
+
     if (e->seq_failed[seq] >= 0) {
         return;
+    }
+    if (r->logits != NULL && !r->score) {
+        memcpy(r->logits + (size_t)(next - r->prompt_count) * e->config.vocab, logits,
+               e->config.vocab * sizeof(float));
     }
     if (!all_finite(logits, e->config.vocab)) {
         e->seq_failed[seq] = INT32_MAX;
     } else if (r->score) {
-        r->nll += eep_negative_log_likelihood(logits, e->config.vocab,
-                                              r->tokens[e->row_positions[row] + 1]);
-    } else {
+        r->nll_next += eep_negative_log_likelihood(logits, e->config.vocab, r->tokens[next]);
+    } else if (next == r->token_count) {
         choose_token(e, request, logits);
     }
 }
@@ -130,8 +131,12 @@ static void use_logits(struct eep_engine *e, uint32_t row, const float *logits)
 static bool wants_logits(const struct eep_engine *e, uint32_t row)
 {
     const struct eep_request_entry *r = &e->requests[e->seq_request[e->row_seq[row]]];
-    const bool last_known = e->row_positions[row] + 1 == r->token_count;
+    const uint32_t next = e->row_positions[row] + 1;
+    const bool last_known = next == r->token_count;
 
+    if (r->logits != NULL && !r->score) { /* also of tokens that are known, when they were lost */
+        return next >= r->prompt_count;
+    }
     return r->score ? !last_known : last_known;
 }
 
@@ -158,18 +163,21 @@ static void tell_ends(struct eep_engine *e)
 {
     for (uint32_t s = 0; s < e->batch.seq_count; s++) {
         const uint32_t request = e->seq_request[s];
-        struct eep_request_entry *r = &e->requests[request];
+        const struct eep_request_entry *r = &e->requests[request];
+        const uint32_t computed = r->computed + e->seqs[s].rows;
         struct eep_wire_event event = {.request = request};
 
-        r->computed += e->seqs[s].rows;
         if (e->seq_failed[s] >= 0) {
             event.kind =
                 e->seq_failed[s] == INT32_MAX ? EEP_WIRE_FAILED_LOGITS : EEP_WIRE_FAILED_ROUTER;
             event.value = (uint64_t)e->seq_failed[s];
             eep_requests_tell(e, event);
-        } else if (r->score && r->computed == r->prompt_count) {
+        } else if (r->score && computed == r->prompt_count) {
             event.kind = EEP_WIRE_SCORED;
-            memcpy(&event.value, &r->nll, sizeof(event.value));
+            memcpy(&event.value, &r->nll_next, sizeof(event.value));
+            eep_requests_tell(e, event);
+        } else if (r->replays && computed == eep_request_rows(r)) {
+            event.kind = EEP_WIRE_REPLAYED;
             eep_requests_tell(e, event);
         }
     }
@@ -179,6 +187,9 @@ static void tell_ends(struct eep_engine *e)
 static void count_step(struct eep_engine *e, uint64_t ns)
 {
     e->steps++;
+    if (e->loss.since_ns != 0 && e->loss.first_step_ns == 0) {
+        e->loss.first_step_ns = eep_clock_ns() - e->loss.since_ns;
+    }
     e->prompt_tokens += e->prompt_rows;
     if (e->prompt_rows > 0) {
         e->prompt_ns += ns;
@@ -203,12 +214,12 @@ static enum eep_status run_step(struct eep_engine *e)
     return e->mover != NULL ? eep_mover_between_steps(e, step_ns) : EEP_OK;
 }
 
-/* Nothing to compute, but experts are on their way. */
-static enum eep_status run_move(struct eep_engine *e)
+/* Nothing to compute, but experts are on their way, or requests may come. */
+static enum eep_status run_idle(struct eep_engine *e)
 {
     e->prompt_rows = e->generation_rows = 0;
     EEP_TRY(eep_requests_exchange(e));
-    return eep_mover_between_steps(e, 0);
+    return e->mover != NULL ? eep_mover_between_steps(e, 0) : EEP_OK;
 }
 
 enum eep_status eep_engine_step(struct eep_engine *e, bool *idle_out)
@@ -217,9 +228,12 @@ enum eep_status eep_engine_step(struct eep_engine *e, bool *idle_out)
     if (!e->loaded) {
         return EEP_FAIL(EEP_ERR_INVALID, "the engine's weights are not loaded");
     }
-    *idle_out = e->unfinished == 0 && !eep_mover_is_busy(e);
+    *idle_out = e->stopped || (e->unfinished == 0 && !e->open && !eep_mover_is_busy(e));
     if (!*idle_out) {
-        e->broken = e->unfinished > 0 ? run_step(e) : run_move(e);
+        e->broken = e->unfinished > 0 ? run_step(e) : run_idle(e);
+        if (eep_engine_survives(e, e->broken)) {
+            e->broken = eep_engine_survive(e);
+        }
         e->apart = e->broken != EEP_OK;
     }
     return e->broken;

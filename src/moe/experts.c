@@ -34,8 +34,7 @@ static enum eep_status for_each_slot(const struct eep_experts_source *source,
             const uint32_t seat = p / layout->slots_per_seat;
             const int32_t expert = eep_layout_expert(layout, layer, slot);
 
-            if (expert != EEP_NO_EXPERT &&
-                eep_layout_executor(seat, layout->seats, source->ranks) == source->rank) {
+            if (expert != EEP_NO_EXPERT && source->executors[seat] == source->rank) {
                 EEP_TRY(visit(context, layer, slot, (uint32_t)expert));
             }
         }

@@ -29,8 +29,8 @@ struct eep_experts_source {
     const struct eep_ckpt *ckpt;
     const struct eep_kernels *kernels;
     const struct eep_layout *layout;
-    uint32_t rank;  /* this rank and */
-    uint32_t ranks; /* how many there are: eep_layout_executor() tells the seats */
+    uint32_t rank;             /* this rank */
+    const uint32_t *executors; /* (seats): rank that computes each seat's slots */
 };
 
 /** Bytes of the frames that a rank with that source holds. */

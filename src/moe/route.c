@@ -5,6 +5,7 @@
 #include "moe/route.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "base/assert.h"
 #include "base/mem.h"
@@ -61,8 +62,8 @@ static void fill_nearest(struct eep_route *route, const struct eep_topology *top
     }
 }
 
-enum eep_status eep_route_create(const struct eep_layout *layout, const struct eep_topology *topo,
-                                 struct eep_route **route_out)
+enum eep_status eep_route_create(const struct eep_layout *layout, const uint32_t *executors,
+                                 const struct eep_topology *topo, struct eep_route **route_out)
 {
     const size_t total = (size_t)layout->layers * layout->experts;
     struct eep_route *route;
@@ -77,9 +78,7 @@ enum eep_status eep_route_create(const struct eep_layout *layout, const struct e
     EEP_TRY_GOTO(eep_mem_alloc(layout->replica_first[total], sizeof(uint32_t), "route candidates",
                                &route->candidates),
                  destroy);
-    for (uint32_t seat = 0; seat < layout->seats; seat++) {
-        route->executors[seat] = eep_layout_executor(seat, layout->seats, topo->size);
-    }
+    memcpy(route->executors, executors, layout->seats * sizeof(*executors));
     fill_nearest(route, topo);
     *route_out = route;
     return EEP_OK;

@@ -15,8 +15,13 @@
 
 struct eep_route;
 
-/** Build the table for one layout and one epoch's ranks. Destroy it with eep_route_destroy(). */
+/**
+ * Build the table for one layout and one epoch's ranks. Destroy it with eep_route_destroy().
+ *
+ * @param executors  (seats): rank that computes each seat's slots; copied
+ */
 EEP_MUST_CHECK enum eep_status eep_route_create(const struct eep_layout *layout,
+                                                const uint32_t *executors,
                                                 const struct eep_topology *topo,
                                                 struct eep_route **route_out);
 void eep_route_destroy(struct eep_route *route);

@@ -59,6 +59,13 @@ void eep_wcache_mover_release(struct eep_wcache *cache)
     }
 }
 
+void eep_wcache_abandon(struct eep_wcache *cache)
+{
+    eep_wcache_leave(cache);
+    cache->moving = false;
+    eep_wcache_mover_release(cache);
+}
+
 void wc_move_set(struct eep_wcache *c, enum wc_move state, uint64_t number)
 {
     EEP_ASSERT(c->mover);

@@ -482,6 +482,13 @@ EEP_MUST_CHECK enum eep_status eep_wcache_mover_take(struct eep_wcache *cache);
  */
 EEP_MUST_CHECK enum eep_status eep_wcache_raise(struct eep_wcache *cache, uint64_t version);
 
+/**
+ * Leave what this process has pending as if it had died, and let go of its locks: after the loss of
+ * another rank, whose part nobody knows. What becomes of it is settled as after a death (resolve,
+ * repair). Views stay.
+ */
+void eep_wcache_abandon(struct eep_wcache *cache);
+
 /** Let another engine move. Nothing may be pending; asserted. */
 void eep_wcache_mover_release(struct eep_wcache *cache);
 

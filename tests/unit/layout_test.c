@@ -141,14 +141,14 @@ START_TEST(the_nearest_replicas_are_used_in_turn)
     /* Expert 0: here and elsewhere. 1: on this node and elsewhere. 2: twice elsewhere. */
     const char *path = write_file("{\"seats\": 4, \"slots_per_seat\": 2, "
                                   "\"phys2log\": [[0, 1, 0, -1, 2, 1, 2, 0]]}");
-    const uint32_t experts[] = {0, 1, 2, 0, 1, 2, 0, 2, 2};
+    const uint32_t experts[] = {0, 1, 2, 0, 1, 2, 0, 2, 2}, executors[] = {0, 1, 2, 3};
     const bool skip[] = {false, false, true};
     uint32_t ranks[9], slots[9];
     struct eep_layout *layout;
     struct eep_route *route;
 
     CK_OK(eep_layout_load(path, 1, 3, &layout));
-    CK_OK(eep_route_create(layout, &topo, &route));
+    CK_OK(eep_route_create(layout, executors, &topo, &route));
     eep_route_choose(route, 0, experts, 3, 3, skip, ranks, slots);
     ck_assert_uint_eq(slots[0], 2);
     ck_assert_uint_eq(ranks[0], 1);

@@ -34,6 +34,8 @@ struct rig {
 
 static void rig_open(struct rig *r, const char *dir)
 {
+    static const uint32_t executors[1] = {0};
+
     CK_OK(eep_kernels_find(NULL, &r->kernels));
     CK_OK(eep_loopback_open(&r->xport));
     CK_OK(eep_ckpt_open(dir, &r->ckpt));
@@ -41,13 +43,13 @@ static void rig_open(struct rig *r, const char *dir)
     CK_OK(eep_model_check_tensors(&r->config, r->ckpt));
     CK_OK(eep_model_load(&r->config, r->ckpt, r->kernels, &r->model));
     CK_OK(eep_layout_initial(r->config.moe_layers, r->config.experts, 1, 0, &r->layout));
-    CK_OK(eep_route_create(r->layout, &r->xport->topo, &r->route));
+    CK_OK(eep_route_create(r->layout, executors, &r->xport->topo, &r->route));
     const struct eep_experts_source source = {.config = &r->config,
                                               .ckpt = r->ckpt,
                                               .kernels = r->kernels,
                                               .layout = r->layout,
                                               .rank = 0,
-                                              .ranks = 1};
+                                              .executors = executors};
     CK_OK(eep_experts_load(&source, NULL, NULL, &r->experts));
     ck_assert_uint_eq(eep_experts_count(r->experts),
                       (uint64_t)r->config.moe_layers * r->config.experts);

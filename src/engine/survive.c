@@ -1,0 +1,361 @@
+/*
+ * Going on after a loss, in the middle of a step:
+ *
+ *     drop       what belongs to the world of before: mover, exchange, routes
+ *     recover    the transport makes a world of those that are left
+ *     level      a rank that the others are one step ahead of takes that step from them; a step
+ *                that nobody has completed is made again
+ *     reseat     the membership machine gives the lost seats to others; their frames are still in
+ *                the node's memory, or are filled again; moves that were under way are settled
+ *     hand over  requests of the lost ranks, to be computed again from their tokens
+ *
+ * Each part is collective; one more loss in any of them starts all over, from the tables of before
+ * the first one: what is tried counts only when all have come to its end (eep_engine.epoch). What a
+ * step has told (tokens, ends, new requests) is the same on all ranks or is not told: a rank
+ * completes a step only when all have sent their part of it, so ranks differ by one step at most,
+ * and the one that is ahead still has all parts.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/mover.h"
+
+/* What each rank says of itself. */
+struct level_word {
+    uint64_t position;
+    uint64_t epoch;
+    uint32_t wire_ranks;
+    uint32_t posted_bytes; /* of the last step */
+    uint32_t asked;        /* enum asked: a rebalance that was to come */
+    uint32_t reserved;
+};
+
+_Static_assert(sizeof(struct level_word) == 32, "travels between ranks");
+
+enum asked { ASKED = 1, ASKED_DRY = 2, ASKED_FINISH = 4 };
+
+/* What outlives the parts that are made again. */
+struct survival {
+    uint32_t asked; /* enum asked */
+    struct eep_rebalance_status moves;
+    uint32_t size_before;
+    uint32_t *was;   /* (size_before): rank that each rank has in the tables of e->epoch */
+    uint32_t *tried; /* likewise, in those that were tried */
+    uint32_t *last;  /* likewise, in the world before the last loss */
+    bool has_tried;  /* the tables are those of a try that was cut off */
+    bool hopeless;
+    struct level_word *words; /* (size_before) */
+    uint64_t begin_ns, level_ns;
+    char text[EEP_ERROR_TEXT_MAX];
+};
+
+bool eep_engine_survives(const struct eep_engine *e, enum eep_status status)
+{
+    return status == EEP_ERR_PEER_LOST && e->loaded && e->members != NULL;
+}
+
+/* ---- drop ---- */
+
+static uint32_t asked_of(const struct eep_mover *m)
+{
+    const bool pending = m->asked || (m->finish && m->phase != EEP_MOVE_IDLE);
+
+    return (pending ? ASKED : 0u) | (pending && (m->asked_dry || m->dry_run) ? ASKED_DRY : 0u) |
+           (m->finish ? ASKED_FINISH : 0u);
+}
+
+static void drop_world(struct eep_engine *e, struct survival *s)
+{
+    if (e->mover != NULL) {
+        s->asked = asked_of(e->mover);
+        s->moves = e->mover->status;
+        eep_mover_destroy(e);
+    }
+    if (e->cache != NULL) {
+        eep_wcache_abandon(e->cache);
+    }
+    eep_moe_block_destroy(e->block);
+    e->block = NULL;
+    eep_route_destroy(e->route);
+    e->route = NULL;
+    eep_experts_destroy(e->experts);
+    e->experts = NULL;
+    if (e->view != NULL) {
+        eep_wcache_unpin(e->cache, e->view);
+        e->view = NULL;
+    }
+}
+
+/* ---- recover ---- */
+
+static enum eep_status recover(struct eep_engine *e, struct survival *s)
+{
+    enum eep_status status;
+
+    do {
+        status = e->xport->ops->recover(e->xport, s->last);
+    } while (status == EEP_ERR_PEER_LOST);
+    if (status == EEP_ERR_UNSUPPORTED) {
+        eep_error_text_set(s->text);
+        s->hopeless = true;
+        return EEP_ERR_PEER_LOST;
+    }
+    EEP_TRY(status);
+    for (uint32_t r = 0; r < e->xport->topo.size; r++) {
+        s->was[r] = s->was[s->last[r]]; /* last[r] >= r: not overwritten yet */
+        s->tried[r] = s->tried[s->last[r]];
+    }
+    if (e->xport->topo.size > 1) {
+        eep_log_rank_set((int)e->xport->topo.rank);
+    }
+    return EEP_OK;
+}
+
+/* ---- level ---- */
+
+static enum eep_status take_last_step(struct eep_engine *e, uint32_t from,
+                                      const struct level_word *word, bool behind)
+{
+    const struct eep_xport_ops *ops = e->xport->ops;
+
+    EEP_TRY(eep_posts_reserve(&e->posts_next, word->posted_bytes));
+    unsigned char *wire = behind ? e->wire_next : e->wire_in;
+    struct eep_posts *posts = behind ? &e->posts_next : &e->posts_last;
+
+    EEP_TRY(ops->broadcast(e->xport, "last step", from, wire, word->wire_ranks * e->wire_bytes));
+    if (word->posted_bytes > 0) {
+        EEP_TRY(ops->broadcast(e->xport, "new requests", from, posts->data, word->posted_bytes));
+    }
+    if (!behind) {
+        return EEP_OK;
+    }
+    e->posts_next.bytes = word->posted_bytes;
+    return eep_requests_take(e, word->wire_ranks);
+}
+
+/* What was tried counts: others have gone on with it. */
+static enum eep_status commit(struct eep_engine *e, struct survival *s)
+{
+    memcpy(s->was, s->tried, s->size_before * sizeof(*s->was));
+    s->has_tried = false;
+    e->epoch++;
+    eep_requests_settle(e);
+    return eep_members_commit(e);
+}
+
+/* All ranks at one position, with tables of one epoch. */
+static enum eep_status level(struct eep_engine *e, struct survival *s)
+{
+    const uint32_t size = e->xport->topo.size;
+
+    for (;;) {
+        const struct level_word mine = {.position = e->position,
+                                        .epoch = e->epoch,
+                                        .wire_ranks = e->wire_ranks,
+                                        .posted_bytes = (uint32_t)e->posts_last.bytes,
+                                        .asked = s->asked};
+        uint64_t epoch = 0;
+        uint32_t ahead = 0, behind = 0;
+
+        EEP_TRY(e->xport->ops->allgather(e->xport, "level", &mine, sizeof(mine), s->words));
+        for (uint32_t r = 0; r < size; r++) {
+            ahead = s->words[r].position > s->words[ahead].position ? r : ahead;
+            behind = s->words[r].position < s->words[behind].position ? r : behind;
+            epoch = EEP_MAX(epoch, s->words[r].epoch);
+            s->asked |= s->words[r].asked;
+        }
+        if (e->epoch < epoch) {
+            EEP_ASSERT(s->has_tried && e->epoch + 1 == epoch);
+            EEP_TRY(commit(e, s));
+        }
+        const uint64_t most = s->words[ahead].position;
+
+        if (s->words[behind].position == most) {
+            s->has_tried = false;
+            return EEP_OK;
+        }
+        if (s->words[behind].position + 1 != most) {
+            return EEP_FAIL(EEP_ERR_FATAL,
+                            "rank %u is at step %" PRIu64 " and rank %u at step %" PRIu64
+                            ": more than one apart",
+                            ahead, most, behind, s->words[behind].position);
+        }
+        EEP_TRY(take_last_step(e, ahead, &s->words[ahead], mine.position != most));
+    }
+}
+
+/* ---- hand over ---- */
+
+static enum eep_status reassign(struct eep_engine *e, const struct survival *s)
+{
+    uint32_t *now_of;
+
+    EEP_TRY(eep_mem_alloc(s->size_before, sizeof(*now_of), "ranks", &now_of));
+    for (uint32_t r = 0; r < s->size_before; r++) {
+        now_of[r] = EEP_NO_RANK;
+    }
+    for (uint32_t r = 0; r < e->xport->topo.size; r++) {
+        now_of[s->was[r]] = r;
+    }
+    const enum eep_status status = eep_requests_reassign(e, now_of);
+
+    eep_mem_free(now_of);
+    return status;
+}
+
+/* Everything that has as many entries as there are ranks. Local. */
+static enum eep_status resize(struct eep_engine *e, const struct survival *s)
+{
+    struct eep_rank_memory *memory;
+
+    EEP_TRY(eep_mem_alloc(e->xport->topo.size, sizeof(*memory), "memory facts", &memory));
+    eep_mem_free(e->memory);
+    e->memory = memory;
+    EEP_TRY(eep_batch_resize(e));
+    EEP_TRY(eep_members_try(e, s->was));
+    return reassign(e, s);
+}
+
+/* ---- reseat ---- */
+
+/* Seats of before and those of the lost ranks, from the checkpoint: there is no cache. */
+static enum eep_status load_own(struct eep_engine *e)
+{
+    const struct eep_experts_source source = eep_engine_source(e);
+
+    return e->layout != NULL ? eep_experts_load(&source, NULL, NULL, &e->experts) : EEP_OK;
+}
+
+static void resume_moves(struct eep_engine *e, const struct survival *s)
+{
+    struct eep_mover *m = e->mover;
+    const uint64_t version = m->status.version;
+
+    m->status = s->moves;
+    m->status.version = version;
+    m->asked = (s->asked & ASKED) != 0;
+    m->asked_dry = (s->asked & ASKED_DRY) != 0;
+    m->finish = (s->asked & ASKED_FINISH) != 0;
+    if (m->status.state == EEP_REBALANCE_RUNNING) {
+        eep_mover_say(e, EEP_REBALANCE_FAILED, "given up: a rank was lost");
+    }
+}
+
+static enum eep_status reseat(struct eep_engine *e, const struct survival *s)
+{
+    enum eep_status status = EEP_OK;
+
+    if (e->cache != NULL) {
+        EEP_TRY(eep_cache_reload(e));
+    } else {
+        EEP_TRY(eep_agree(e->xport, "experts of lost ranks", load_own(e)));
+    }
+    EEP_FAULT("survive.reseated");
+    if (e->layout != NULL) {
+        status = eep_route_create(e->layout, e->executors, &e->xport->topo, &e->route);
+    }
+    EEP_TRY(eep_agree(e->xport, "routes", status));
+    EEP_TRY(eep_agree(e->xport, "exchange", eep_engine_create_block(e)));
+    if (e->cache != NULL) {
+        EEP_TRY(eep_mover_create(e));
+        resume_moves(e, s);
+    }
+    return EEP_OK;
+}
+
+/* ---- all of it ---- */
+
+static enum eep_status take_tables(struct eep_engine *e, struct survival *s)
+{
+    s->size_before = e->xport->topo.size;
+    EEP_TRY(eep_mem_alloc(s->size_before, sizeof(uint32_t), "ranks", &s->was));
+    EEP_TRY(eep_mem_alloc(s->size_before, sizeof(uint32_t), "ranks", &s->tried));
+    EEP_TRY(eep_mem_alloc(s->size_before, sizeof(uint32_t), "ranks", &s->last));
+    EEP_TRY(eep_mem_alloc(s->size_before, sizeof(*s->words), "ranks", &s->words));
+    for (uint32_t r = 0; r < s->size_before; r++) {
+        s->was[r] = r;
+    }
+    return EEP_OK;
+}
+
+static void free_tables(struct survival *s)
+{
+    eep_mem_free(s->was);
+    eep_mem_free(s->tried);
+    eep_mem_free(s->last);
+    eep_mem_free(s->words);
+}
+
+/* One attempt; EEP_ERR_PEER_LOST: one more was lost. */
+static enum eep_status attempt(struct eep_engine *e, struct survival *s)
+{
+    EEP_TRY(recover(e, s));
+    EEP_FAULT("survive.recovered");
+    s->begin_ns = eep_clock_ns();
+    EEP_TRY(level(e, s));
+    EEP_FAULT("survive.levelled");
+    s->level_ns = eep_clock_ns();
+    eep_batch_discard(e);
+    for (uint32_t r = 0; r < e->xport->topo.size; r++) {
+        s->tried[r] = r;
+    }
+    s->has_tried = true;
+    EEP_TRY(eep_agree(e->xport, "tables of the ranks", resize(e, s)));
+    EEP_FAULT("survive.resized");
+    EEP_TRY(reseat(e, s));
+    EEP_TRY(eep_agree(e->xport, "end of a recovery", EEP_OK));
+    return commit(e, s);
+}
+
+static double ms(uint64_t from_ns, uint64_t to_ns)
+{
+    return from_ns != 0 && to_ns > from_ns ? (double)(to_ns - from_ns) * 1e-6 : 0.0;
+}
+
+static void report(struct eep_engine *e, const struct survival *s, uint32_t size_before)
+{
+    const struct eep_loss_times *loss = &e->xport->loss;
+    const uint64_t now_ns = eep_clock_ns();
+    struct eep_loss_facts *f = &e->loss;
+
+    f->losses++;
+    f->ranks_lost += size_before - e->xport->topo.size;
+    f->noticed_ns = loss->last_seen_ns != 0 ? loss->noticed_ns - loss->last_seen_ns : 0;
+    f->agreed_ns = s->begin_ns - loss->noticed_ns;
+    f->reseated_ns = now_ns - s->begin_ns;
+    f->first_step_ns = 0;
+    f->since_ns = loss->noticed_ns;
+    if (e->xport->topo.rank == 0) {
+        eep_log(EEP_LOG_WARN,
+                "%s; %u of %u ranks go on: noticed within %.1f ms, agreed in %.1f ms, reseated in "
+                "%.1f ms, %zu requests unfinished",
+                s->text, e->xport->topo.size, size_before, (double)f->noticed_ns * 1e-6,
+                ms(loss->noticed_ns, s->begin_ns), ms(s->begin_ns, now_ns), e->unfinished);
+    }
+}
+
+enum eep_status eep_engine_survive(struct eep_engine *e)
+{
+    struct survival s = {0};
+    const uint32_t size_before = e->xport->topo.size;
+    enum eep_status status;
+
+    snprintf(s.text, sizeof(s.text), "%s", eep_error_text());
+    EEP_TRY(take_tables(e, &s));
+    eep_requests_settle(e);
+    do {
+        drop_world(e, &s);
+        status = attempt(e, &s);
+    } while (status == EEP_ERR_PEER_LOST && !s.hopeless);
+    if (status == EEP_OK) {
+        report(e, &s, size_before);
+    }
+    free_tables(&s);
+    return status;
+}
