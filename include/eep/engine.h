@@ -223,9 +223,9 @@ EEP_API enum eep_status eep_engine_submit(struct eep_engine *engine,
  * Requests that come while others run. The ranks have eep_engine_open() called before the first
  * step; rank 0 then hands in requests as they come, and each gets its number, the same on every
  * rank, in a following step (EEP_EVENT_ACCEPTED). Steps go on, idle ones too, until rank 0 has said
- * that no more will come and all are finished. A request that was handed in to a rank 0 that is lost
- * before the step is nobody's: the tags of those that were accepted tell the next rank 0 where to
- * go on. Local.
+ * that no more will come and all are finished. A request that was handed in to a rank 0 that is
+ * lost before the step is nobody's: the tags of those that were accepted tell the next rank 0 where
+ * to go on. Local.
  */
 EEP_API void eep_engine_open(struct eep_engine *engine);
 
@@ -257,9 +257,9 @@ EEP_API size_t eep_engine_prompt_tokens(const struct eep_engine *engine, uint64_
 
 enum eep_event_kind {
     EEP_EVENT_ACCEPTED, /**< a request that was handed in has this number */
-    EEP_EVENT_TOKEN,  /**< a token was generated */
-    EEP_EVENT_DONE,   /**< the request is finished: its last token was reported, or its score */
-    EEP_EVENT_FAILED, /**< the request failed alone; `reason` says why */
+    EEP_EVENT_TOKEN,    /**< a token was generated */
+    EEP_EVENT_DONE,     /**< the request is finished: its last token was reported, or its score */
+    EEP_EVENT_FAILED,   /**< the request failed alone; `reason` says why */
 };
 
 struct eep_event {
