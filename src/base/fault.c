@@ -19,17 +19,23 @@
 #include "base/log.h"
 
 #define LOGGED_MAX 256
+#define POINTS_MAX 8
 #define DEFAULT_SLEEP_MS 1000
 
 enum action { ACTION_KILL, ACTION_EXIT, ACTION_STOP, ACTION_SLEEP };
 
+/* A point at which this process acts. */
+struct armed {
+    char name[64];
+    unsigned long nth;   /* act at this visit */
+    unsigned long visit; /* visits so far */
+};
+
 static struct {
     pthread_mutex_t lock;
     bool read;
-    bool armed;
-    char name[128];
-    unsigned long nth;   /* act at this visit */
-    unsigned long visit; /* visits of the armed point so far */
+    struct armed armed[POINTS_MAX]; /* armed_count of them */
+    size_t armed_count;
     enum action action;
     unsigned long sleep_ms;
     const char *log_path; /* of the environment, or NULL */
@@ -54,22 +60,6 @@ static unsigned long number(const char *variable, const char *value, const char 
         refuse(variable, value);
     }
     return result;
-}
-
-static void read_point(const char *value)
-{
-    const char *colon = strchr(value, ':');
-    const size_t length = colon != NULL ? (size_t)(colon - value) : strlen(value);
-
-    if (length == 0 || length >= sizeof(fault.name)) {
-        refuse("EEP_FAULT_AT", value);
-    }
-    memcpy(fault.name, value, length);
-    fault.name[length] = '\0';
-    fault.nth = colon != NULL ? number("EEP_FAULT_AT", value, colon + 1) : 1;
-    if (fault.nth == 0) {
-        refuse("EEP_FAULT_AT", value);
-    }
 }
 
 static void read_action(const char *value)
@@ -103,20 +93,56 @@ static bool is_rank(const char *wanted)
            (rank != NULL ? number("PMIX_RANK", rank, rank) : 0);
 }
 
+/* One of the list; `text` is cut into its parts. */
+static void read_point(char *text, const char *whole)
+{
+    char *rank = strchr(text, '@'), *visit;
+    struct armed point = {.nth = 1};
+    const char *only = getenv("EEP_FAULT_RANK");
+
+    if (rank != NULL) {
+        *rank++ = '\0';
+        only = rank;
+    }
+    visit = strchr(text, ':');
+    if (visit != NULL) {
+        *visit++ = '\0';
+        point.nth = number("EEP_FAULT_AT", whole, visit);
+    }
+    if (point.nth == 0 || text[0] == '\0' || strlen(text) >= sizeof(point.name) ||
+        fault.armed_count == POINTS_MAX) {
+        refuse("EEP_FAULT_AT", whole);
+    }
+    snprintf(point.name, sizeof(point.name), "%s", text);
+    if (only == NULL || is_rank(only)) {
+        fault.armed[fault.armed_count++] = point;
+    }
+}
+
+static void read_points(const char *at)
+{
+    char list[1024], *rest = list, *text;
+
+    if (strlen(at) >= sizeof(list)) {
+        refuse("EEP_FAULT_AT", at);
+    }
+    snprintf(list, sizeof(list), "%s", at);
+    while ((text = strsep(&rest, ",")) != NULL) {
+        read_point(text, at);
+    }
+}
+
 static void read_environment(void)
 {
     const char *at = getenv("EEP_FAULT_AT");
-    const char *rank = getenv("EEP_FAULT_RANK");
 
     fault.read = true;
-    fault.armed = false;
-    fault.visit = 0;
+    fault.armed_count = 0;
     fault.logged_count = 0;
     fault.log_path = getenv("EEP_FAULT_LOG");
     if (at != NULL && *at != '\0') {
-        read_point(at);
         read_action(getenv("EEP_FAULT_ACTION"));
-        fault.armed = rank == NULL || is_rank(rank);
+        read_points(at);
     }
 }
 
@@ -173,7 +199,7 @@ bool eep_fault_compiled_in(void)
 
 void eep_fault_reached(const char *name)
 {
-    bool acts;
+    bool acts = false;
 
     pthread_mutex_lock(&fault.lock);
     if (!fault.read) {
@@ -182,7 +208,11 @@ void eep_fault_reached(const char *name)
     if (fault.log_path != NULL) {
         log_point(name);
     }
-    acts = fault.armed && strcmp(fault.name, name) == 0 && ++fault.visit == fault.nth;
+    for (size_t i = 0; i < fault.armed_count; i++) {
+        struct armed *point = &fault.armed[i];
+
+        acts = acts || (strcmp(point->name, name) == 0 && ++point->visit == point->nth);
+    }
     pthread_mutex_unlock(&fault.lock);
     if (acts) {
         act();

@@ -6,11 +6,13 @@
  * Nothing is compiled in unless configure had --enable-faults, and nothing happens then unless the
  * environment asks for it:
  *
- *     EEP_FAULT_AT=NAME[:N]   act when the point is reached for the N-th time (default the first)
+ *     EEP_FAULT_AT=NAME[:N][@RANK][,...]
+ *                             act when the point is reached for the N-th time (default the first),
+ *                             in the process whose launcher says that it is that rank
  *     EEP_FAULT_ACTION=kill|exit|stop|sleep[:MS]
  *                             SIGKILL to self (default), exit at once with status 66, SIGSTOP to
  *                             self, sleep MS milliseconds (default 1000) and go on
- *     EEP_FAULT_RANK=R        only in the process whose launcher says that it is rank R
+ *     EEP_FAULT_RANK=R        the rank for those that name none (default: all)
  *     EEP_FAULT_LOG=FILE      append the name of each point that this process reached, once, and
  *                             before the action: shows that a run reached it
  *

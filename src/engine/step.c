@@ -7,6 +7,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
+#include "base/fault.h"
 #include "engine/mover.h"
 
 struct overlap {
@@ -39,6 +40,7 @@ static enum eep_status run_moe_layer(struct eep_engine *e, uint32_t layer, uint3
     struct overlap overlap = {.engine = e, .layer = layer};
     struct eep_moe_choice choice;
 
+    EEP_FAULT("step.layer");
     eep_forward_mlp_input(e->forward, layer, eep_moe_block_input(e->block),
                           eep_moe_block_stride(e->block));
     EEP_TRY(eep_moe_block_run(e->block, moe_layer, &e->model->layers[layer].router, e->batch.rows,
@@ -207,7 +209,9 @@ static enum eep_status run_step(struct eep_engine *e)
     EEP_TRY(run_layers(e));
     run_head(e);
     tell_ends(e);
+    EEP_FAULT("step.computed");
     EEP_TRY(eep_requests_exchange(e));
+    EEP_FAULT("step.applied");
     const uint64_t step_ns = eep_clock_ns() - begin_ns;
 
     count_step(e, step_ns);
