@@ -244,6 +244,10 @@ EEP_API void eep_engine_close_input(struct eep_engine *engine);
 /** Rank 0: from the next step on all ranks are idle, also if requests are not finished. Local. */
 EEP_API void eep_engine_stop(struct eep_engine *engine);
 
+/** True when an administrator let this rank leave: its steps are idle, the others go on without it,
+ *  and no collective call works here any more; destroy the engine and end the process. Local. */
+EEP_API bool eep_engine_has_left(const struct eep_engine *engine);
+
 /** Requests so far: their numbers are below it. The same on every rank. Local. */
 EEP_API uint64_t eep_engine_requests(const struct eep_engine *engine);
 

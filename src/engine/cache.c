@@ -451,6 +451,27 @@ enum eep_status eep_cache_load(struct eep_engine *e)
     return eep_agree(e->xport, "attach to weight cache", attach_experts(e));
 }
 
+enum eep_status eep_cache_fill_slot(struct eep_engine *e, struct eep_seat seat, uint32_t *slot,
+                                    bool *done_out)
+{
+    const uint32_t slots = e->layout->slots_per_seat;
+    bool fill;
+
+    *done_out = true;
+    if (*slot == 0) {
+        EEP_TRY(eep_wcache_seat_open(e->cache, seat, e->attach_timeout_ns, &fill));
+        if (!fill) {
+            return EEP_OK;
+        }
+    }
+    const uint32_t layer = *slot / slots, at = seat.id * slots + *slot % slots;
+
+    EEP_TRY(fill_slot(e, layer, (struct eep_slot){at}, e->frame_bytes));
+    ++*slot;
+    *done_out = *slot == e->layout->layers * slots;
+    return *done_out ? eep_wcache_seat_end(e->cache, seat) : EEP_OK;
+}
+
 /* Seats that this rank did not execute before are mapped already if another rank of the node did;
  * else they are filled. */
 static enum eep_status load_seats(struct eep_engine *e)

@@ -320,6 +320,10 @@ void eep_engine_destroy(struct eep_engine *e)
     if (e == NULL) {
         return;
     }
+    if (e->left) { /* nothing collective works any more, and the process ends */
+        eep_cache_close(e);
+        return;
+    }
     if (e->mover != NULL && leaving_status(e) == EEP_OK && e->broken == EEP_OK) {
         eep_mover_stop(e);
     }

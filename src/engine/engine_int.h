@@ -22,6 +22,7 @@
 
 #include "base/status.h"
 #include "ckpt/ckpt.h"
+#include "engine/look.h"
 #include "layout/layout.h"
 #include "model/config.h"
 #include "model/forward.h"
@@ -99,21 +100,14 @@ struct eep_wire_step {
     uint64_t record_version; /* of a node's first rank: what its cache's record is at */
     uint32_t posted_bytes;   /* rank 0: of requests that are broadcast next */
     uint32_t flags;          /* enum eep_wire_flag */
+    uint64_t passed_ns;      /* rank 0, while members change: since its last step */
+    uint32_t done_serial;    /* what this rank has completed for that; 0: nothing */
+    int32_t done_status;
     /* followed by event_count events, max_sequences reserved */
 };
 
 _Static_assert(sizeof(struct eep_wire_event) == 16, "travels between ranks");
-_Static_assert(sizeof(struct eep_wire_step) == 40, "travels between ranks");
-
-/* What losses cost; times of the last one. */
-struct eep_loss_facts {
-    uint64_t losses, ranks_lost;
-    uint64_t noticed_ns;    /* since the lost rank's last sign of life, at most */
-    uint64_t agreed_ns;     /* then until those that are left knew who they are */
-    uint64_t reseated_ns;   /* then until all seats were executed again */
-    uint64_t first_step_ns; /* from noticing to the end of the first step; 0: not yet */
-    uint64_t since_ns;      /* when it was noticed, by eep_clock_ns() */
-};
+_Static_assert(sizeof(struct eep_wire_step) == 56, "travels between ranks");
 
 /* Requests on their way to all ranks, packed. */
 struct eep_posts {
@@ -175,6 +169,7 @@ struct eep_engine {
     uint32_t *owned;             /* (ranks): unfinished requests of each */
     bool open;                   /* more requests may come; the same on every rank */
     bool stopped;                /* all are to be idle; likewise */
+    bool left;                   /* this rank has left the others, as asked */
     uint32_t flags;              /* enum eep_wire_flag that this rank has to tell */
     struct eep_posts posts;      /* rank 0: not taken yet */
     struct eep_posts posts_last; /* of the last step */
@@ -229,6 +224,11 @@ EEP_MUST_CHECK enum eep_status eep_cache_reload(struct eep_engine *engine);
 EEP_MUST_CHECK enum eep_status eep_cache_load(struct eep_engine *engine);
 /** Local. After the model and the experts are destroyed. */
 void eep_cache_close(struct eep_engine *engine);
+
+/** Fill a slot of a seat that is not on this node, ahead of a change of members; `slot` counts up.
+ *  Local. */
+EEP_MUST_CHECK enum eep_status eep_cache_fill_slot(struct eep_engine *engine, struct eep_seat seat,
+                                                   uint32_t *slot, bool *done_out);
 
 /* recover.c: after the cache is open. What a dead mover left is ended the same way on all nodes,
  * and all nodes hold the same map at the same version afterwards. Collective. */
@@ -289,6 +289,17 @@ void eep_members_free(struct eep_engine *engine);
 EEP_MUST_CHECK enum eep_status eep_members_try(struct eep_engine *engine, const uint32_t *was);
 /** All have taken over what they were given: what was tried counts. Local, the same everywhere. */
 EEP_MUST_CHECK enum eep_status eep_members_commit(struct eep_engine *engine);
+
+/** Put this rank's part into the step's message, and hear those of all. Local. */
+void eep_members_tell(struct eep_engine *engine, struct eep_wire_step *head);
+EEP_MUST_CHECK enum eep_status eep_members_heard(struct eep_engine *engine, uint32_t ranks);
+/** A request of an administrator, the same on every rank. */
+EEP_MUST_CHECK enum eep_status eep_members_asked(struct eep_engine *engine,
+                                                 const struct eep_member_request *request);
+/** No move of experts may begin. The same on every rank. */
+bool eep_members_hold(const struct eep_engine *engine);
+/** What this rank has to do for a change of members, a bounded part. Local. */
+void eep_members_work(struct eep_engine *engine);
 
 /* survive.c */
 /** True if the engine can go on after `status`. */

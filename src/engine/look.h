@@ -8,6 +8,7 @@
 #include <eep/engine.h>
 
 #include "layout/layout.h"
+#include "member/member.h"
 
 struct eep_engine_look {
     uint64_t requests, unfinished;
@@ -25,5 +26,38 @@ void eep_engine_look(const struct eep_engine *engine, struct eep_engine_look *lo
  * eep_engine_rebalance_status() tells how.
  */
 void eep_engine_ask_rebalance(struct eep_engine *engine, bool dry_run);
+
+/**
+ * Rank 0: ask for a change of the membership. The answer, and later that of its end, come by
+ * eep_engine_next_answer(). Only when eep_engine_member_state() is not NULL.
+ *
+ * @retval EEP_ERR_AGAIN  many requests wait to be taken already: after the next step
+ */
+EEP_MUST_CHECK enum eep_status eep_engine_ask_members(struct eep_engine *engine,
+                                                      const struct eep_member_request *request);
+
+/** Answers of the coordinator, which is rank 0; false: there is none. */
+bool eep_engine_next_answer(struct eep_engine *engine, struct eep_member_action *answer_out);
+
+/** Who is in the job; until the next step. NULL: a loss ends this engine. */
+const struct eep_member_state *eep_engine_member_state(const struct eep_engine *engine);
+
+/** (ranks): member that each rank is. */
+const uint32_t *eep_engine_member_ids(const struct eep_engine *engine);
+
+/** Rank that computes each seat's slots: (layout->seats). */
+const uint32_t *eep_engine_executors(const struct eep_engine *engine);
+
+/** What losses cost; times of the last one. */
+struct eep_loss_facts {
+    uint64_t losses, ranks_lost;
+    uint64_t noticed_ns;    /* since the lost rank's last sign of life, at most */
+    uint64_t agreed_ns;     /* then until those that are left knew who they are */
+    uint64_t reseated_ns;   /* then until all seats were executed again */
+    uint64_t first_step_ns; /* from noticing to the end of the first step; 0: not yet */
+    uint64_t since_ns;      /* when it was noticed, by eep_clock_ns() */
+};
+
+const struct eep_loss_facts *eep_engine_losses(const struct eep_engine *engine);
 
 #endif

@@ -9,8 +9,12 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "engine/engine_int.h"
+#include "engine/mover.h"
 #include "member/member.h"
+
+#define DUTIES_MAX 64u
+#define ANSWERS_MAX 32u
+#define WORK_NS (1 * EEP_NS_PER_MS) /* loading between two steps */
 
 struct eep_members {
     struct eep_member *machine, *trial; /* trial: of a recovery that is not over */
@@ -19,6 +23,20 @@ struct eep_members {
     uint32_t *node_of; /* (started): by member; nodes are numbered as at the start */
     uint32_t started, self, seats;
     uint32_t reseat; /* serial that reports of reseating name */
+
+    /* What this process has to do for an operation. */
+    struct eep_member_action duties[DUTIES_MAX]; /* of a trial, until it counts; duty_count */
+    uint32_t duty_count;
+    bool holds;                    /* no move of experts may begin */
+    uint32_t prepare_serial;       /* to be reported when none is under way; 0: not asked */
+    uint32_t load_serial;          /* to be reported when the seats are there */
+    uint32_t load_seat, load_slot; /* how far that is */
+    uint32_t report_serial;        /* on its way to the others; 0: none */
+    int32_t report_status;
+    uint64_t told_ns; /* rank 0: when time was told last */
+    struct eep_member_action answers[ANSWERS_MAX];
+    uint32_t answer_first, answer_count; /* counted over all time */
+
     struct eep_member_actions actions;
 };
 
@@ -128,18 +146,238 @@ static void set_executors(struct eep_engine *e)
     }
 }
 
+/* ---- what is to be done ---- */
+
+static void report(struct eep_members *m, uint32_t serial, enum eep_status status)
+{
+    m->report_serial = serial;
+    m->report_status = (int32_t)status;
+}
+
+static void forget_duties(struct eep_members *m)
+{
+    m->holds = false;
+    m->prepare_serial = 0;
+    m->load_serial = 0;
+}
+
+static void queue_answer(struct eep_members *m, const struct eep_member_action *answer)
+{
+    if (m->answer_count - m->answer_first == ANSWERS_MAX) {
+        m->answer_first++; /* nobody asks for them */
+    }
+    m->answers[m->answer_count++ % ANSWERS_MAX] = *answer;
+}
+
+static void act(struct eep_engine *e, const struct eep_member_action *action)
+{
+    struct eep_members *m = e->members;
+    const bool mine = action->by == m->self || action->by == EEP_NO_MEMBER;
+
+    switch (action->kind) {
+    case EEP_DO_DRAIN: /* its requests are handed over when it is gone */
+        if (mine) {
+            report(m, action->serial, EEP_OK);
+        }
+        break;
+    case EEP_DO_LOAD:
+        if (mine) {
+            m->load_serial = action->serial;
+            m->load_seat = m->load_slot = 0;
+        }
+        break;
+    case EEP_DO_PREPARE:
+        m->holds = true;
+        m->prepare_serial = action->serial;
+        break;
+    case EEP_DO_SWITCH: /* leavers leave; the others will see that they are gone */
+        e->left = eep_member_life(m->machine, m->self) == EEP_LIFE_DRAINING;
+        break;
+    case EEP_DO_SERVE:
+    case EEP_DO_ROLL_BACK:
+        forget_duties(m);
+        break;
+    case EEP_DO_ANSWER:
+        if (mine) {
+            queue_answer(m, action);
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+/* The words for what has changed, by the one who speaks for all. */
+static void say(const struct eep_engine *e, const struct eep_member_audit *audit)
+{
+    static const char *const kinds[] = {"epoch", "mode", "member", "seat", "operation"};
+
+    if (e->xport->topo.rank == 0) {
+        eep_log(EEP_LOG_DEBUG, "membership: %s %u: %u -> %u, epoch %" PRIu64, kinds[audit->what],
+                audit->subject, audit->from, audit->to, audit->epoch);
+    }
+}
+
+static enum eep_status feed_to(struct eep_engine *e, struct eep_member *machine,
+                               const struct eep_member_event *event)
+{
+    struct eep_members *m = e->members;
+
+    EEP_TRY(eep_member_step(machine, event, eep_clock_ns(), &m->actions));
+    for (uint32_t i = 0; i < m->actions.audit_count; i++) {
+        say(e, &m->actions.audits[i]);
+    }
+    return EEP_OK;
+}
+
+/* An event of a step. */
 static enum eep_status feed(struct eep_engine *e, const struct eep_member_event *event)
 {
     struct eep_members *m = e->members;
 
-    EEP_TRY(eep_member_step(m->trial, event, eep_clock_ns(), &m->actions));
+    EEP_TRY(feed_to(e, m->machine, event));
     for (uint32_t i = 0; i < m->actions.count; i++) {
-        if (m->actions.items[i].kind == EEP_DO_RESEAT) {
-            m->reseat = m->actions.items[i].serial;
+        act(e, &m->actions.items[i]);
+    }
+    return EEP_OK;
+}
+
+/* An event of a recovery that may not come to its end: what is to be done waits until then. */
+static enum eep_status feed_trial(struct eep_engine *e, const struct eep_member_event *event)
+{
+    struct eep_members *m = e->members;
+
+    EEP_TRY(feed_to(e, m->trial, event));
+    for (uint32_t i = 0; i < m->actions.count; i++) {
+        const struct eep_member_action *action = &m->actions.items[i];
+
+        if (action->kind == EEP_DO_RESEAT) {
+            m->reseat = action->serial;
+        } else if (action->by == m->self || action->by == EEP_NO_MEMBER) {
+            EEP_ASSERT(m->duty_count < DUTIES_MAX);
+            m->duties[m->duty_count++] = *action;
         }
     }
     return EEP_OK;
 }
+
+/* ---- with each step ---- */
+
+static bool is_changing(const struct eep_members *m)
+{
+    return eep_member_state(m->machine)->operation.phase != EEP_PHASE_NONE;
+}
+
+void eep_members_tell(struct eep_engine *e, struct eep_wire_step *head)
+{
+    struct eep_members *m = e->members;
+
+    head->passed_ns = 0;
+    head->done_serial = 0;
+    head->done_status = EEP_OK;
+    if (m == NULL) {
+        return;
+    }
+    head->done_serial = m->report_serial;
+    head->done_status = m->report_status;
+    if (e->xport->topo.rank == 0) {
+        const uint64_t now_ns = eep_clock_ns();
+
+        head->passed_ns = is_changing(m) && m->told_ns != 0 ? now_ns - m->told_ns : 0;
+        m->told_ns = now_ns;
+    }
+}
+
+enum eep_status eep_members_heard(struct eep_engine *e, uint32_t ranks)
+{
+    struct eep_members *m = e->members;
+
+    if (m == NULL) {
+        return EEP_OK;
+    }
+    const uint64_t passed_ns = eep_requests_heard(e, 0)->passed_ns;
+
+    if (passed_ns > 0) {
+        EEP_TRY(feed(e, &(struct eep_member_event){.kind = EEP_PASSED, .passed_ns = passed_ns}));
+    }
+    for (uint32_t r = 0; r < ranks; r++) {
+        const struct eep_wire_step *head = eep_requests_heard(e, r);
+
+        if (head->done_serial == 0) {
+            continue;
+        }
+        if (m->ids[r] == m->self && m->report_serial == head->done_serial) {
+            m->report_serial = 0;
+        }
+        EEP_TRY(feed(e, &(struct eep_member_event){.kind = EEP_DONE,
+                                                   .member = m->ids[r],
+                                                   .serial = head->done_serial,
+                                                   .status = head->done_status}));
+    }
+    return EEP_OK;
+}
+
+enum eep_status eep_members_asked(struct eep_engine *e, const struct eep_member_request *request)
+{
+    eep_member_set_layout(e->members->machine, e->layout);
+    return feed(e, &(struct eep_member_event){.kind = EEP_REQUEST, .request = *request});
+}
+
+bool eep_members_hold(const struct eep_engine *e)
+{
+    return e->members != NULL && e->members->holds;
+}
+
+/* A seat that this process executes after the switch and its node does not hold. */
+static bool is_to_load(const struct eep_members *m, uint32_t seat)
+{
+    const struct eep_seat_record *record = &eep_member_state(m->machine)->seats[seat];
+
+    return record->next == m->self && (record->held_on & UINT64_C(1) << m->node_of[m->self]) == 0;
+}
+
+static enum eep_status load_some(struct eep_engine *e, bool *done_out)
+{
+    struct eep_members *m = e->members;
+    const uint64_t end_ns = eep_clock_ns() + WORK_NS;
+
+    for (; m->load_seat < m->seats && e->cache != NULL; m->load_seat++, m->load_slot = 0) {
+        bool done = !is_to_load(m, m->load_seat);
+
+        while (!done) {
+            EEP_TRY(eep_cache_fill_slot(e, (struct eep_seat){m->load_seat}, &m->load_slot, &done));
+            if (!done && eep_clock_ns() >= end_ns) {
+                *done_out = false;
+                return EEP_OK;
+            }
+        }
+    }
+    *done_out = true;
+    return EEP_OK;
+}
+
+void eep_members_work(struct eep_engine *e)
+{
+    struct eep_members *m = e->members;
+
+    if (m == NULL || m->report_serial != 0) {
+        return;
+    }
+    if (m->load_serial != 0) {
+        bool done = true;
+        const enum eep_status status = load_some(e, &done);
+
+        if (status != EEP_OK || done) {
+            report(m, m->load_serial, status);
+            m->load_serial = 0;
+        }
+    } else if (m->prepare_serial != 0 && (e->mover == NULL || e->mover->phase == EEP_MOVE_IDLE)) {
+        report(m, m->prepare_serial, EEP_OK);
+        m->prepare_serial = 0;
+    }
+}
+
+/* ---- after a loss ---- */
 
 enum eep_status eep_members_try(struct eep_engine *e, const uint32_t *was)
 {
@@ -155,12 +393,14 @@ enum eep_status eep_members_try(struct eep_engine *e, const uint32_t *was)
     for (uint32_t r = 0; r < size; r++) {
         m->trial_ids[r] = m->ids[was[r]];
     }
-    EEP_TRY(feed(e, &(struct eep_member_event){.kind = EEP_REVOKED}));
-    EEP_TRY(feed(e, &(struct eep_member_event){.kind = EEP_AGREED,
-                                               .epoch = state->epoch + 1,
-                                               .position = state->position,
-                                               .set = m->trial_ids,
-                                               .set_count = size}));
+    m->duty_count = 0;
+    eep_member_set_layout(m->trial, e->layout);
+    EEP_TRY(feed_trial(e, &(struct eep_member_event){.kind = EEP_REVOKED}));
+    EEP_TRY(feed_trial(e, &(struct eep_member_event){.kind = EEP_AGREED,
+                                                     .epoch = state->epoch + 1,
+                                                     .position = state->position,
+                                                     .set = m->trial_ids,
+                                                     .set_count = size}));
     set_executors(e);
     return EEP_OK;
 }
@@ -174,9 +414,9 @@ enum eep_status eep_members_commit(struct eep_engine *e)
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         const struct eep_member_record *r = &eep_member_state(m->trial)->members[i];
 
-        if (r->life == EEP_LIFE_ACTIVE) {
-            EEP_TRY(feed(e, &(struct eep_member_event){
-                                .kind = EEP_DONE, .member = r->id, .serial = m->reseat}));
+        if (r->life == EEP_LIFE_ACTIVE || r->life == EEP_LIFE_DRAINING) {
+            EEP_TRY(feed_trial(e, &(struct eep_member_event){
+                                      .kind = EEP_DONE, .member = r->id, .serial = m->reseat}));
         }
     }
     EEP_ASSERT(eep_member_state(m->trial)->mode == EEP_MODE_SERVING);
@@ -185,5 +425,44 @@ enum eep_status eep_members_commit(struct eep_engine *e)
     m->trial = NULL;
     m->ids = m->trial_ids;
     m->trial_ids = ids;
+    m->report_serial = 0;
+    forget_duties(m);
+    for (uint32_t i = 0; i < m->duty_count; i++) {
+        act(e, &m->duties[i]);
+    }
+    m->duty_count = 0;
     return EEP_OK;
+}
+
+/* ---- looking ---- */
+
+bool eep_engine_next_answer(struct eep_engine *e, struct eep_member_action *answer_out)
+{
+    struct eep_members *m = e->members;
+
+    if (m == NULL || m->answer_first == m->answer_count) {
+        return false;
+    }
+    *answer_out = m->answers[m->answer_first++ % ANSWERS_MAX];
+    return true;
+}
+
+const struct eep_member_state *eep_engine_member_state(const struct eep_engine *e)
+{
+    return e->members != NULL ? eep_member_state(e->members->machine) : NULL;
+}
+
+const uint32_t *eep_engine_member_ids(const struct eep_engine *e)
+{
+    return e->members->ids;
+}
+
+const uint32_t *eep_engine_executors(const struct eep_engine *e)
+{
+    return e->executors;
+}
+
+const struct eep_loss_facts *eep_engine_losses(const struct eep_engine *e)
+{
+    return &e->loss;
 }

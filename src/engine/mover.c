@@ -346,6 +346,15 @@ static enum eep_status catch_up(struct eep_engine *e)
     return EEP_OK;
 }
 
+/* Members change: a plan for those of before is worth nothing. */
+static void put_off(struct eep_engine *e)
+{
+    if (e->mover->phase != EEP_MOVE_IDLE) {
+        e->mover->phase = EEP_MOVE_IDLE;
+        eep_mover_say(e, EEP_REBALANCE_BUSY, "put off: members come or go");
+    }
+}
+
 enum eep_status eep_mover_between_steps(struct eep_engine *e, uint64_t step_ns)
 {
     struct eep_mover *m = e->mover;
@@ -357,6 +366,10 @@ enum eep_status eep_mover_between_steps(struct eep_engine *e, uint64_t step_ns)
     if (!idle) {
         half_done = eep_recorder_step(e);
         m->since_steps++;
+    }
+    if (m->phase != EEP_MOVE_FILLING && eep_members_hold(e)) {
+        put_off(e);
+        return EEP_OK;
     }
     if (m->phase != EEP_MOVE_FILLING && is_behind(e)) {
         EEP_TRY(catch_up(e));

@@ -353,6 +353,7 @@ static enum eep_status apply_step(struct eep_engine *e, uint32_t ranks)
             EEP_TRY(apply(e, &events[i]));
         }
     }
+    EEP_TRY(eep_members_heard(e, ranks));
     EEP_TRY(eep_posts_apply(e, &e->posts_last));
     e->position++;
     return EEP_OK;
@@ -403,6 +404,7 @@ enum eep_status eep_requests_exchange(struct eep_engine *e)
     eep_mover_tell(e, mine);
     tell_ask(e, mine);
     tell_input(e, mine);
+    eep_members_tell(e, mine);
     EEP_TRY(e->xport->ops->allgather(e->xport, "step", e->wire_out, e->wire_bytes, e->wire_next));
     EEP_TRY(share_posts(e, ((const struct eep_wire_step *)e->wire_next)->posted_bytes));
     return eep_requests_take(e, e->xport->topo.size);

@@ -232,9 +232,12 @@ enum eep_status eep_engine_step(struct eep_engine *e, bool *idle_out)
     if (!e->loaded) {
         return EEP_FAIL(EEP_ERR_INVALID, "the engine's weights are not loaded");
     }
-    *idle_out = e->stopped || (e->unfinished == 0 && !e->open && !eep_mover_is_busy(e));
+    *idle_out = e->stopped || e->left || (e->unfinished == 0 && !e->open && !eep_mover_is_busy(e));
     if (!*idle_out) {
         e->broken = e->unfinished > 0 ? run_step(e) : run_idle(e);
+        if (e->broken == EEP_OK) {
+            eep_members_work(e);
+        }
         if (eep_engine_survives(e, e->broken)) {
             e->broken = eep_engine_survive(e);
         }

@@ -28,9 +28,10 @@ int eep_tool_admin_check(const struct eep_tool_admin_opts *values,
                          const struct eep_command_help *help);
 
 /**
- * Open the endpoint on rank 0 of an engine that has loaded, if one was asked for. Collective.
+ * Open the endpoint on rank 0 of an engine that has loaded, if one was asked for; when another
+ * process becomes rank 0 it opens it anew. Collective.
  *
- * @param admin_out  NULL on the other ranks, and when none was asked for
+ * @param admin_out  NULL when none was asked for
  */
 EEP_MUST_CHECK enum eep_status eep_tool_admin_open(const struct eep_tool_admin_opts *values,
                                                    struct eep_engine *engine,

@@ -173,7 +173,8 @@ static enum eep_status run_steps(struct generate *g)
             printed = print_ended(g);
         }
     }
-    return eep_engine_agree(g->engine, "results", printed);
+    return eep_engine_has_left(g->engine) ? EEP_OK
+                                          : eep_engine_agree(g->engine, "results", printed);
 }
 
 /* All kept logits into one safetensors file, on rank 0. */
@@ -245,6 +246,9 @@ static enum eep_status run(struct generate *g)
 {
     EEP_TRY(prepare(g));
     EEP_TRY(run_steps(g));
+    if (eep_engine_has_left(g->engine)) {
+        return EEP_OK;
+    }
     if (g->logits_out != NULL) {
         EEP_TRY(write_logits(g));
     }
