@@ -20,8 +20,8 @@
 #define EEP_LEAVE_TEXT_MAX 440
 
 /*
- * The head of a node's segment. Only atomics are written after the segment was made, `lost` and
- * `event` by anybody, a rank's own block by that rank alone.
+ * The head of a node's segment. Only atomics are written after the segment was
+ * made, `lost`, `event` and `silent_ns` by anybody, the rest of a rank's block by that rank alone.
  */
 struct eep_node_head {
     char magic[8];
@@ -37,20 +37,27 @@ struct eep_node_rank {
     _Alignas(EEP_CACHE_LINE) _Atomic uint64_t round; /* control rounds that this rank has begun */
     _Alignas(EEP_CACHE_LINE) atomic_uint leaving;    /* 1: has given up; leave_text is complete */
     char leave_text[EEP_LEAVE_TEXT_MAX];
+    _Alignas(EEP_CACHE_LINE) atomic_uint owner; /* robust futex; the kernel marks it at the end */
+    int32_t pid;
+    uint64_t pid_namespace;                            /* in which pid means something */
+    _Alignas(EEP_CACHE_LINE) _Atomic uint64_t beat_ns; /* its last sign of life */
+    atomic_uint exiting;                               /* 1: ends by exit() without having left */
+    _Atomic uint64_t silent_ns; /* not 0: was without one for so long, and was killed for it */
 };
 
 _Static_assert(sizeof(struct eep_node_head) == 3 * EEP_CACHE_LINE, "shared between processes");
-_Static_assert(sizeof(struct eep_node_rank) == 8 * EEP_CACHE_LINE, "shared between processes");
+_Static_assert(sizeof(struct eep_node_rank) == 10 * EEP_CACHE_LINE, "shared between processes");
 
 /** This process's view of its node's segment. */
 struct eep_node {
-    int fd;       /* open until the process ends: closing it would drop the presence lock */
+    int fd;
     uint64_t end; /* bytes of the file that are given out; the same on all ranks of the node */
     struct eep_node_head *head;
     struct eep_node_rank *ranks;
-    unsigned char *mail;     /* (ranks, 2, EEP_MAIL_BYTES) */
-    uint64_t round;          /* control rounds that this rank has begun */
-    const uint32_t *rank_of; /* (node_size): world rank of each rank of the node */
+    struct eep_node_rank **block_of; /* (size): NULL for ranks of other machines */
+    unsigned char *mail;             /* (ranks, 2, EEP_MAIL_BYTES) */
+    uint64_t round;                  /* control rounds that this rank has begun */
+    const uint32_t *rank_of;         /* (node_size): world rank of each rank of the node */
 };
 
 struct eep_world {
@@ -60,14 +67,17 @@ struct eep_world {
     bool ulfm;    /* the launcher switched fault tolerance on */
     bool crowded; /* more ranks than cores here: do not spin */
     uint64_t timeout_ns;
+    uint64_t silent_after_ns; /* or EEP_NEVER_NS */
     struct eep_node node;
     uint32_t *node_of;      /* (size) */
     uint32_t *node_rank_of; /* (size): place of each rank within its node */
     uint32_t *node_ranks;   /* (node_size): world ranks of this node */
+    bool *is_here;          /* (size): on this machine */
     uint32_t node_size;     /* pretended nodes: ranks of each; 0: real ones */
     uint32_t origin;        /* rank at the start of the job */
     uint32_t losses;        /* worlds before this one */
-    bool death;             /* a rank ended without leaving: MPI cannot end in order */
+    uint32_t was;           /* rank in the last world that all ranks of it had joined */
+    bool death;             /* a rank of this world ended without leaving */
     enum eep_status broken; /* EEP_OK, or why no collective call can work any more */
 };
 
@@ -107,8 +117,18 @@ bool eep_ulfm_active(void);
 /** World rank of a rank that MPI knows to be dead, or EEP_NO_RANK. Makes MPI progress. */
 uint32_t eep_ulfm_failed_rank(struct eep_world *world);
 
-/** Revoke the world's communicators and make new ones of those that are left. Collective among
- *  them. False: they could not agree. */
+/** Tell MPI that a rank has ended: the launcher tells it later, or not at all (after a status other
+ *  than 0). False: this Open MPI has no way for that. */
+bool eep_ulfm_report(struct eep_world *world, uint32_t rank);
+
+/** Revoke the world's communicators: all calls of the others on them fail. */
+void eep_ulfm_revoke(struct eep_world *world);
+
+/** MPI's code for that if somebody has done so, or MPI_SUCCESS. */
+int eep_ulfm_revocation(struct eep_world *world);
+
+/** After that, make new ones of those that are left. Collective among them. False: they could not
+ *  agree. */
 bool eep_ulfm_shrink(struct eep_world *world, MPI_Comm *control, MPI_Comm *data);
 
 /** Do not pass on what Open MPI says, while a window is made. */
@@ -128,6 +148,26 @@ EEP_MUST_CHECK enum eep_status eep_start_mpi(void);
 /** End the process with `exit_status` unless eep_watch_end() is called in time. */
 void eep_watch_begin(const char *what, uint64_t limit_ns, int exit_status);
 void eep_watch_end(void);
+
+/* ---- presence.c ---- */
+
+/** Show to the other ranks of this machine that this process lives, in this rank's block. */
+EEP_MUST_CHECK enum eep_status eep_presence_begin(struct eep_world *world);
+
+/** No more; before the block is unmapped. */
+void eep_presence_end(void);
+
+/** A sign of life between two beats, so that the time of an end is known better. */
+void eep_presence_show(struct eep_world *world);
+
+/** Has the process of this block ended, or was it killed for its silence? */
+bool eep_presence_ended(struct eep_node_rank *block);
+
+/** SIGKILL for it. False: it has ended, or cannot be reached. */
+bool eep_presence_kill(struct eep_node_rank *block);
+
+/** A rank of this machine that has ended, or was silent and was killed, or EEP_NO_RANK. */
+uint32_t eep_presence_lost_rank(struct eep_world *world);
 
 /* ---- world.c ---- */
 
@@ -160,7 +200,7 @@ enum eep_status eep_world_recover(struct eep_xport *xport, uint32_t *was_out);
 EEP_MUST_CHECK enum eep_status eep_node_open(struct eep_world *world);
 void eep_node_close(struct eep_world *world);
 
-/** A rank of this node that gave up or ended, as its world rank, or EEP_NO_RANK. */
+/** A rank of this machine that gave up or ended, as its world rank, or EEP_NO_RANK. */
 uint32_t eep_node_gone_rank(struct eep_world *world);
 
 /** Map `bytes` more of the segment's file. Collective over the world, the same order everywhere;

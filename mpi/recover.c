@@ -6,21 +6,58 @@
  *                                                           ▲     one more died │
  *                                                           └───────────────────┘
  *
- * A rank that ends by exit() without leaving is not told to the others' MPI, so they wait for it
- * until their time is over (a rank that is killed is).
+ * The launcher does not tell MPI of a process that ended with a status other than 0, and of others
+ * only later, so each rank first tells MPI of all whose end it has seen itself. A rank that gave up
+ * ends when it sees the revocation.
  *
  * What belonged to the old world (requests, windows, the memory that MPI may still write to) is
  * left to the end of the process.
  */
+#include <unistd.h>
+
 #include "base/clock.h"
 #include "mpi_int.h"
 
-#define RECOVER_NS (60 * EEP_NS_PER_S) /* for calls that MPI has no deadline for */
+#define RECOVER_NS (60 * EEP_NS_PER_S)  /* for calls that MPI has no deadline for */
+#define LEAVER_NS (200 * EEP_NS_PER_MS) /* for a rank that gave up to end by itself */
+#define LOOK_US 100
+
+/* The process of a rank of this machine that gave up: wait for its end. */
+static void await_end(struct eep_node_rank *block)
+{
+    const uint64_t deadline_ns = eep_clock_ns() + LEAVER_NS;
+
+    while (!eep_presence_ended(block)) {
+        if (eep_clock_ns() > deadline_ns && !eep_presence_kill(block)) {
+            return;
+        }
+        (void)usleep(LOOK_US);
+    }
+}
+
+static void report_ends(struct eep_world *world)
+{
+    for (uint32_t r = 0; r < world->xport.topo.size && world->node.head != NULL; r++) {
+        struct eep_node_rank *block = world->node.block_of[r];
+
+        if (block == NULL || r == world->xport.topo.rank) {
+            continue;
+        }
+        if (atomic_load_explicit(&block->leaving, memory_order_acquire) != 0) {
+            await_end(block);
+        }
+        if (eep_presence_ended(block)) {
+            (void)eep_ulfm_report(world, r);
+        }
+    }
+}
 
 static enum eep_status agree_on_survivors(struct eep_world *world, MPI_Comm *control,
                                           MPI_Comm *data)
 {
     eep_watch_begin("agreeing on who is left", EEP_MIN(world->timeout_ns, RECOVER_NS), 1);
+    eep_ulfm_revoke(world);
+    report_ends(world);
     const bool agreed = eep_ulfm_shrink(world, control, data);
     eep_watch_end();
     return agreed ? EEP_OK
@@ -43,7 +80,6 @@ enum eep_status eep_world_recover(struct eep_xport *xport, uint32_t *was_out)
 {
     struct eep_world *world = (struct eep_world *)xport;
     MPI_Comm control = MPI_COMM_NULL, data = MPI_COMM_NULL;
-    const uint32_t was = world->xport.topo.rank;
 
     if (!world->ulfm) {
         return EEP_FAIL(EEP_ERR_UNSUPPORTED,
@@ -59,10 +95,12 @@ enum eep_status eep_world_recover(struct eep_xport *xport, uint32_t *was_out)
     eep_world_forget_topology(world);
     world->control = control;
     world->data = data;
-    world->death = true; /* it never ends by MPI_Finalize() */
-    world->losses++;
+    world->death = false;
+    world->losses++; /* it never ends by MPI_Finalize() */
     world->broken = EEP_OK;
     EEP_TRY(find_own_place(world, control));
     EEP_TRY(eep_world_settle(world));
-    return eep_control_allgather(xport, "recovery", &was, sizeof(was), was_out);
+    EEP_TRY(eep_control_allgather(xport, "recovery", &world->was, sizeof(world->was), was_out));
+    world->was = world->xport.topo.rank;
+    return EEP_OK;
 }

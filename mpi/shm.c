@@ -8,10 +8,8 @@
  * Memory is taken with fallocate(), so that a full /dev/shm is an error here and not a SIGBUS
  * later.
  *
- * Presence: each rank holds a POSIX lock on one byte of the file, far behind its end. The kernel
- * drops it however the process ends, SIGKILL included, and it needs no process ids, so it works
- * across containers that share the directory. (Never open the file a second time in one process:
- * closing that descriptor would drop the lock.)
+ * Pretended nodes share a machine: each rank also sees the head and the rank blocks of the other
+ * nodes of its machine, for their signs of life (presence.c).
  */
 #include "config.h"
 
@@ -31,8 +29,7 @@
 
 #define SHM_DIR "/dev/shm"
 #define MAGIC "eepnode"
-#define SEGMENT_VERSION 1u
-#define LOCK_BASE ((off_t)1 << 48)
+#define SEGMENT_VERSION 2u
 
 struct segment_name {
     char path[64]; /* "" from ranks that made none */
@@ -94,19 +91,15 @@ static enum eep_status make_file(struct eep_node *node, uint32_t ranks, struct s
     return take_memory(node->fd, "shared memory of the node", 0, segment_bytes(ranks));
 }
 
-static enum eep_status open_file(struct eep_node *node, const char *path, size_t bytes)
+static enum eep_status open_file(const char *path, size_t bytes, int *fd_out)
 {
     struct stat st;
+    const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
 
-    if (path[0] == '\0') {
-        return EEP_OK; /* its maker says what failed */
-    }
-    if (node->fd < 0) {
-        node->fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    }
-    if (node->fd < 0 || fstat(node->fd, &st) != 0) {
+    if (fd < 0 || fstat(fd, &st) != 0) {
         return EEP_FAIL(EEP_ERR_IO, "shared memory: cannot open %s: %s", path, strerror(errno));
     }
+    *fd_out = fd;
     if (st.st_uid != getuid() || (uint64_t)st.st_size < bytes) {
         return EEP_FAIL(EEP_ERR_IO, "shared memory: %s has owner %u and %llu bytes, not %u and %zu",
                         path, (unsigned)st.st_uid, (unsigned long long)st.st_size,
@@ -115,38 +108,38 @@ static enum eep_status open_file(struct eep_node *node, const char *path, size_t
     return EEP_OK;
 }
 
-static enum eep_status take_presence(struct eep_node *node, uint32_t node_rank)
+static enum eep_status map_file(int fd, size_t bytes, void *base_out)
 {
-    struct flock lock = {.l_type = F_WRLCK,
-                         .l_whence = SEEK_SET,
-                         .l_start = LOCK_BASE + (off_t)node_rank,
-                         .l_len = 1};
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
-    if (fcntl(node->fd, F_SETLK, &lock) != 0) {
-        return EEP_FAIL(EEP_ERR_IO, "shared memory: cannot lock this rank's byte: %s",
+    if (base == MAP_FAILED) {
+        return EEP_FAIL(EEP_ERR_NOMEM, "shared memory: cannot map %zu bytes: %s", bytes,
                         strerror(errno));
     }
+    memcpy(base_out, &base, sizeof(base));
     return EEP_OK;
 }
 
-static enum eep_status attach(struct eep_world *world, const struct segment_name *name)
+static struct eep_node_rank *blocks(struct eep_node_head *head)
+{
+    return (struct eep_node_rank *)(head + 1);
+}
+
+static enum eep_status attach(struct eep_world *world, const char *path)
 {
     struct eep_node *node = &world->node;
     const uint32_t ranks = world->xport.topo.node_size;
     const size_t bytes = segment_bytes(ranks);
 
-    EEP_TRY(open_file(node, name->path, bytes));
+    if (path[0] == '\0') {
+        return EEP_OK; /* its maker says what failed */
+    }
     if (node->fd < 0) {
-        return EEP_OK;
+        EEP_TRY(open_file(path, bytes, &node->fd));
     }
-    unsigned char *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, node->fd, 0);
-    if (base == MAP_FAILED) {
-        return EEP_FAIL(EEP_ERR_NOMEM, "shared memory: cannot map %zu bytes: %s", bytes,
-                        strerror(errno));
-    }
-    node->head = (struct eep_node_head *)base;
-    node->ranks = (struct eep_node_rank *)(base + sizeof(struct eep_node_head));
-    node->mail = base + head_bytes(ranks);
+    EEP_TRY(map_file(node->fd, bytes, &node->head));
+    node->ranks = blocks(node->head);
+    node->mail = (unsigned char *)node->head + head_bytes(ranks);
     node->end = bytes;
     node->rank_of = world->node_ranks;
     if (world->xport.topo.node_rank == 0) {
@@ -155,7 +148,74 @@ static enum eep_status attach(struct eep_world *world, const struct segment_name
         node->head->ranks = ranks;
         node->head->bytes = bytes;
     }
-    return take_presence(node, world->xport.topo.node_rank);
+    return EEP_OK;
+}
+
+/* ---- the other nodes of this machine ---- */
+
+static uint32_t ranks_of_node(const struct eep_world *world, uint32_t node)
+{
+    uint32_t ranks = 0;
+
+    for (uint32_t r = 0; r < world->xport.topo.size; r++) {
+        ranks += world->node_of[r] == node;
+    }
+    return ranks;
+}
+
+/* See the blocks of the node whose lowest rank is `first`. */
+static enum eep_status see_blocks(struct eep_world *world, uint32_t first, const char *path)
+{
+    const uint32_t node = world->node_of[first];
+    const size_t bytes = head_bytes(ranks_of_node(world, node));
+    struct eep_node_head *head = world->node.head;
+    enum eep_status status = EEP_OK;
+    int fd = -1;
+
+    if (node != world->xport.topo.node) {
+        status = open_file(path, bytes, &fd);
+        if (status == EEP_OK) {
+            status = map_file(fd, bytes, &head);
+        }
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+    for (uint32_t r = first; r < world->xport.topo.size && status == EEP_OK; r++) {
+        if (world->node_of[r] == node) {
+            world->node.block_of[r] = &blocks(head)[world->node_rank_of[r]];
+        }
+    }
+    return status;
+}
+
+static enum eep_status see_machine(struct eep_world *world, const struct segment_name *names)
+{
+    const uint32_t size = world->xport.topo.size;
+
+    EEP_TRY(eep_mem_alloc(size, sizeof(struct eep_node_rank *), "shared memory",
+                          &world->node.block_of));
+    for (uint32_t r = 0; r < size; r++) {
+        if (world->is_here[r] && world->node_rank_of[r] == 0 && names[r].path[0] != '\0') {
+            EEP_TRY(see_blocks(world, r, names[r].path));
+        }
+    }
+    return EEP_OK;
+}
+
+static void unsee_machine(struct eep_world *world)
+{
+    for (uint32_t r = 0; r < world->xport.topo.size && world->node.block_of != NULL; r++) {
+        struct eep_node_rank *block = world->node.block_of[r];
+
+        if (block != NULL && world->node_rank_of[r] == 0 &&
+            world->node_of[r] != world->xport.topo.node) {
+            munmap((unsigned char *)block - sizeof(struct eep_node_head),
+                   head_bytes(ranks_of_node(world, world->node_of[r])));
+        }
+    }
+    eep_mem_free((void *)world->node.block_of);
+    world->node.block_of = NULL;
 }
 
 /* Two builds of eep must not share a segment. */
@@ -181,7 +241,7 @@ enum eep_status eep_node_open(struct eep_world *world)
     struct eep_node_head *head;
     enum eep_status status, made = EEP_OK;
 
-    world->node.fd = -1;
+    world->node = (struct eep_node){.fd = -1};
     EEP_TRY(eep_mem_alloc(topo->size, sizeof(*names), "names of shared memory", &names));
     if (maker) {
         made = make_file(&world->node, topo->node_size, &mine);
@@ -192,7 +252,13 @@ enum eep_status eep_node_open(struct eep_world *world)
                                        names);
     }
     if (status == EEP_OK) {
-        status = attach(world, &names[world->node_ranks[0]]);
+        status = attach(world, names[world->node_ranks[0]].path);
+        if (status == EEP_OK && world->node.head != NULL) {
+            status = see_machine(world, names);
+        }
+        if (status == EEP_OK && world->node.head != NULL) {
+            status = eep_presence_begin(world);
+        }
         /* Not through the mailboxes yet: a rank may have failed to map them. */
         head = world->node.head;
         world->node.head = NULL;
@@ -213,6 +279,8 @@ void eep_node_close(struct eep_world *world)
 {
     struct eep_node *node = &world->node;
 
+    eep_presence_end();
+    unsee_machine(world);
     if (node->head != NULL) {
         munmap(node->head, segment_bytes(world->xport.topo.node_size));
         node->head = NULL;
@@ -221,18 +289,6 @@ void eep_node_close(struct eep_world *world)
         close(node->fd);
         node->fd = -1;
     }
-}
-
-/* ---- peers ---- */
-
-static bool ended(const struct eep_node *node, uint32_t node_rank)
-{
-    struct flock lock = {.l_type = F_WRLCK,
-                         .l_whence = SEEK_SET,
-                         .l_start = LOCK_BASE + (off_t)node_rank,
-                         .l_len = 1};
-
-    return fcntl(node->fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
 }
 
 uint32_t eep_node_gone_rank(struct eep_world *world)
@@ -245,12 +301,11 @@ uint32_t eep_node_gone_rank(struct eep_world *world)
     }
     for (uint32_t r = 0; r < world->xport.topo.node_size; r++) {
         if (r != world->xport.topo.node_rank &&
-            (atomic_load_explicit(&node->ranks[r].leaving, memory_order_acquire) != 0 ||
-             ended(node, r))) {
+            atomic_load_explicit(&node->ranks[r].leaving, memory_order_acquire) != 0) {
             return node->rank_of[r];
         }
     }
-    return EEP_NO_RANK;
+    return eep_presence_lost_rank(world);
 }
 
 /* ---- regions ---- */

@@ -6,6 +6,7 @@
  * MPI_COMM_SELF makes progress and cannot itself fail because of a peer.
  */
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <mpi.h>
@@ -49,6 +50,68 @@ bool eep_ulfm_is_loss(int error_class)
            error_class == MPIX_ERR_REVOKED;
 }
 
+/* ---- what Open MPI is not told ---- */
+
+struct name {
+    uint32_t job, rank;
+};
+
+/* Functions of Open MPI 5.0's library that its failure detectors use. */
+struct reporting {
+    int (*names_of_group)(MPI_Group group, struct name **names_out, size_t *count_out);
+    void *(*process_of_name)(struct name name);
+    int (*process_failed)(void *process, int error, bool tell_others);
+};
+
+static void find_function(const char *name, void *pointer_out)
+{
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+
+    memcpy(pointer_out, &symbol, sizeof(symbol));
+}
+
+static bool find_reporting(struct reporting *r)
+{
+    char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length;
+
+    if (MPI_Get_library_version(version, &length) != MPI_SUCCESS ||
+        strncmp(version, "Open MPI v5.0.", 14) != 0) {
+        return false;
+    }
+    find_function("ompi_group_to_proc_name_array", &r->names_of_group);
+    find_function("ompi_proc_for_name", &r->process_of_name);
+    find_function("ompi_errhandler_proc_failed_internal", &r->process_failed);
+    return r->names_of_group != NULL && r->process_of_name != NULL && r->process_failed != NULL;
+}
+
+/*
+ * The launcher tells of an end once the process's memory is taken down, and only of a signal or of
+ * status 0. MPI has no public call for somebody who knows better, so this does what the library's
+ * own failure detector does. Without it, losses are agreed on when the launcher has told.
+ */
+bool eep_ulfm_report(struct eep_world *world, uint32_t rank)
+{
+    MPI_Group group = MPI_GROUP_NULL;
+    struct reporting r;
+    struct name *names = NULL;
+    size_t count = 0;
+    bool told = false;
+
+    if (!find_reporting(&r) || MPI_Comm_group(world->control, &group) != MPI_SUCCESS) {
+        return false;
+    }
+    if (r.names_of_group(group, &names, &count) == MPI_SUCCESS && rank < count) {
+        void *process = r.process_of_name(names[rank]);
+
+        told =
+            process != NULL && r.process_failed(process, MPIX_ERR_PROC_FAILED, true) == MPI_SUCCESS;
+    }
+    free(names);
+    MPI_Group_free(&group);
+    return told;
+}
+
 /* ---- after a loss ---- */
 
 #define SHRINKS_MAX 16 /* each but the last one is undone by one more death */
@@ -72,12 +135,25 @@ static bool shrink_once(MPI_Comm old, MPI_Comm *control, MPI_Comm *data)
     return false;
 }
 
+void eep_ulfm_revoke(struct eep_world *world)
+{
+    (void)MPIX_Comm_revoke(world->data);
+    (void)MPIX_Comm_revoke(world->control);
+}
+
+int eep_ulfm_revocation(struct eep_world *world)
+{
+    int revoked = 0;
+
+    return world->ulfm && MPIX_Comm_is_revoked(world->control, &revoked) == MPI_SUCCESS && revoked
+               ? MPIX_ERR_REVOKED
+               : MPI_SUCCESS;
+}
+
 bool eep_ulfm_shrink(struct eep_world *world, MPI_Comm *control, MPI_Comm *data)
 {
     MPI_Comm old = world->control;
 
-    (void)MPIX_Comm_revoke(world->data);
-    (void)MPIX_Comm_revoke(world->control);
     for (int i = 0; i < SHRINKS_MAX; i++) {
         if (shrink_once(old, control, data)) {
             return true;

@@ -42,6 +42,7 @@ void eep_wait_notify(struct eep_world *world)
 {
     struct eep_node_head *head = world->node.head;
 
+    eep_presence_show(world);
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&head->sleepers, memory_order_relaxed) != 0) {
         atomic_fetch_add_explicit(&head->event, 1, memory_order_release);
@@ -89,6 +90,9 @@ static enum eep_status look_at_peers(struct eep_world *world, struct eep_wait *w
     }
     if (gone == EEP_NO_RANK && world->xport.topo.nodes > 1) {
         gone = eep_world_far_leaver(world);
+        if (gone == EEP_NO_RANK && !wait->ready(wait)) {
+            return eep_mpi_status(world, eep_ulfm_revocation(world), "waiting", wait->what);
+        }
     }
     /* It may have done its part before it went: look once more. */
     if (gone == EEP_NO_RANK || wait->ready(wait)) {
@@ -129,6 +133,7 @@ static enum eep_status wait_long(struct eep_world *world, struct eep_wait *wait)
 
         if (now - looked >= PEERS_NS) {
             looked = now;
+            eep_presence_show(world);
             EEP_TRY(look_at_peers(world, wait));
             if (now - start > world->timeout_ns && !wait->ready(wait)) {
                 return too_late(world, wait, now - start);

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,9 +29,11 @@
 #define LEAVE_NS (500 * EEP_NS_PER_MS)
 /* How long it stays after a death, so that all see that before the job ends. */
 #define LINGER_NS (200 * EEP_NS_PER_MS)
+#define LOOK_NS (EEP_NS_PER_MS / 2)
 #define TURN_NS (100 * EEP_NS_PER_MS)
 #define TURNS_NS_MAX (2 * EEP_NS_PER_S)
-#define LEAVE_TAG 1 /* on the control communicator, where there are no other messages */
+#define SILENT_S 10.0 /* a process that stands still for so long is lost */
+#define LEAVE_TAG 1   /* on the control communicator, where there are no other messages */
 
 /* ---- parameters ---- */
 
@@ -51,20 +54,30 @@ static enum eep_status env_number(const char *name, double least, double most, d
     return EEP_OK;
 }
 
-static enum eep_status read_params(const struct eep_world_params *params, uint32_t *node_size_out,
-                                   uint64_t *timeout_ns_out)
+/* Parameters with what the environment says filled in. */
+static enum eep_status read_params(const struct eep_world_params *given,
+                                   struct eep_world_params *params_out)
 {
-    double node_size = 0, timeout_s = DEFAULT_TIMEOUT_S;
+    double node_size = 0, timeout_s = DEFAULT_TIMEOUT_S, silent_s = SILENT_S;
 
     EEP_TRY(env_number("EEP_NODE_SIZE", 0, 1e6, &node_size));
+    EEP_TRY(env_number("EEP_SILENT_AFTER", 0, 1e9, &silent_s));
     EEP_TRY(env_number("EEP_TIMEOUT", 0.01, 1e9, &timeout_s));
     if ((double)(uint32_t)node_size != node_size) {
         return EEP_FAIL(EEP_ERR_INVALID, "EEP_NODE_SIZE is %g; it must be a whole number",
                         node_size);
     }
-    *node_size_out = params->node_size > 0 ? params->node_size : (uint32_t)node_size;
-    *timeout_ns_out =
-        params->timeout_ns > 0 ? params->timeout_ns : (uint64_t)(timeout_s * (double)EEP_NS_PER_S);
+    *params_out = *given;
+    if (given->node_size == 0) {
+        params_out->node_size = (uint32_t)node_size;
+    }
+    if (given->timeout_ns == 0) {
+        params_out->timeout_ns = (uint64_t)(timeout_s * (double)EEP_NS_PER_S);
+    }
+    if (given->silent_after_ns == 0) {
+        params_out->silent_after_ns =
+            silent_s > 0 ? (uint64_t)(silent_s * (double)EEP_NS_PER_S) : EEP_NEVER_NS;
+    }
     return EEP_OK;
 }
 
@@ -78,28 +91,44 @@ static void begin_loss(struct eep_world *world)
     world->broken = EEP_ERR_PEER_LOST;
 }
 
+/* Why `rank` is lost, in words; true if it has told so itself. */
+static bool explain_loss(struct eep_world *world, uint32_t rank, char *why, size_t bytes)
+{
+    const bool near = world->node.head != NULL && world->node_of[rank] == world->xport.topo.node;
+    struct eep_node_rank *block = world->node.head != NULL ? world->node.block_of[rank] : NULL;
+    const uint64_t silent_ns = block != NULL ? atomic_load(&block->silent_ns) : 0;
+
+    if (near && block != NULL && atomic_load_explicit(&block->leaving, memory_order_acquire) != 0) {
+        snprintf(why, bytes, "%s", block->leave_text);
+        return true;
+    }
+    if (silent_ns != 0) {
+        snprintf(why, bytes, "its process stood still for %.1f s and was killed for that",
+                 (double)silent_ns / (double)EEP_NS_PER_S);
+        return false;
+    }
+    const bool left =
+        !near && world->xport.topo.nodes > 1 && eep_world_far_leaver(world) != EEP_NO_RANK;
+    snprintf(why, bytes, "%s", left ? "it gave up" : "it ended or was killed");
+    return left;
+}
+
 enum eep_status eep_world_lost(struct eep_world *world, uint32_t rank, const char *what)
 {
     struct eep_node *node = &world->node;
-    const char *why = "it ended or was killed";
+    char why[EEP_LEAVE_TEXT_MAX];
     unsigned none = 0;
-    bool left = false;
 
     /* All of the node name the same rank: the first one that anybody missed. */
     if (node->head != NULL && !atomic_compare_exchange_strong(&node->head->lost, &none, rank + 1)) {
         rank = none - 1;
     }
-    if (node->head != NULL && world->node_of[rank] == world->xport.topo.node) {
-        struct eep_node_rank *gone = &node->ranks[world->node_rank_of[rank]];
-
-        left = atomic_load_explicit(&gone->leaving, memory_order_acquire) != 0;
-        why = left ? gone->leave_text : why;
-    } else if (world->xport.topo.nodes > 1 && eep_world_far_leaver(world) != EEP_NO_RANK) {
-        left = true;
-        why = "it gave up";
-    }
+    const bool left = explain_loss(world, rank, why, sizeof(why));
     world->death = world->death || !left;
     begin_loss(world);
+    if (node->head != NULL && node->block_of[rank] != NULL) {
+        world->xport.loss.last_seen_ns = atomic_load(&node->block_of[rank]->beat_ns);
+    }
     return EEP_FAIL(EEP_ERR_PEER_LOST, "rank %u was lost while rank %u waited for '%s': %s", rank,
                     world->xport.topo.rank, what, why);
 }
@@ -219,16 +248,74 @@ static enum eep_status find_topology(struct eep_world *world)
     EEP_TRY(eep_mem_alloc(size, sizeof(uint32_t), "topology", &world->node_of));
     EEP_TRY(eep_mem_alloc(size, sizeof(uint32_t), "topology", &world->node_rank_of));
     EEP_TRY(eep_mem_alloc(size, sizeof(uint32_t), "topology", &world->node_ranks));
+    EEP_TRY(eep_mem_alloc(size, sizeof(bool), "topology", &world->is_here));
     EEP_TRY(eep_mem_alloc(size, sizeof(*all), "topology", &all));
     describe_machine(&mine);
     mine.origin = world->origin;
     status = eep_control_allgather(&world->xport, "topology", &mine, sizeof(mine), all);
     if (status == EEP_OK) {
         number_nodes(world, all, world->node_size);
+        for (uint32_t r = 0; r < size; r++) {
+            world->is_here[r] = all[r].id == all[world->xport.topo.rank].id;
+        }
         world->crowded = is_crowded(all, size, world->xport.topo.rank);
     }
     eep_mem_free(all);
     return status;
+}
+
+/* ---- ending without leaving ---- */
+
+static struct {
+    struct eep_world *world; /* NULL: nothing to do */
+    pid_t process;
+    bool closed; /* it gave up, and has told so */
+} unclosed;
+
+/* All ranks end now, or have ended; `otherwise` when some cannot be seen. */
+static bool all_end(const struct eep_world *world, bool otherwise)
+{
+    for (uint32_t r = 0; r < world->xport.topo.size && world->node.head != NULL; r++) {
+        struct eep_node_rank *block = world->node.block_of[r];
+
+        if (block == NULL) {
+            return otherwise;
+        }
+        if (atomic_load(&block->exiting) == 0 && atomic_load(&block->leaving) == 0 &&
+            !eep_presence_ended(block)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/*
+ * exit() by somebody who knows nothing of us, or after this rank gave up while others may go on.
+ * The launcher tells others of a signal, but not of a status other than 0, and ends the job at the
+ * second such status. When all ranks end, the status is the job's.
+ */
+static void end_unclosed(void)
+{
+    struct eep_world *world = unclosed.world;
+
+    if (world == NULL || unclosed.process != getpid()) { /* a child of ours, maybe */
+        return;
+    }
+    if (world->node.head != NULL) {
+        atomic_store(&world->node.ranks[world->xport.topo.node_rank].exiting, 1);
+    }
+    if (!all_end(world, unclosed.closed)) {
+        (void)fflush(stdout);
+        (void)kill(getpid(), SIGKILL);
+    }
+}
+
+static void watch_exit(struct eep_world *world)
+{
+    if (world->ulfm && world->xport.topo.size > 1 && atexit(end_unclosed) == 0) {
+        unclosed.process = getpid();
+        unclosed.world = world;
+    }
 }
 
 /* ---- leaving ---- */
@@ -238,7 +325,9 @@ void eep_world_forget_topology(struct eep_world *world)
     eep_mem_free(world->node_of);
     eep_mem_free(world->node_rank_of);
     eep_mem_free(world->node_ranks);
+    eep_mem_free(world->is_here);
     world->node_of = world->node_rank_of = world->node_ranks = NULL;
+    world->is_here = NULL;
     world->xport.topo = (struct eep_topology){.nodes = 1};
 }
 
@@ -267,6 +356,19 @@ static bool leave_ready(struct eep_wait *wait)
     return w->done || eep_clock_ns() > w->deadline_ns;
 }
 
+/*
+ * The others go on without this rank, and wait for its end. Not by an exit status: that would
+ * become the launcher's, and would not be told to the others' MPI.
+ */
+static _Noreturn void end_at_once(void)
+{
+    eep_log(EEP_LOG_ERROR, "the others go on without this rank, which gave up: %s",
+            eep_error_text());
+    (void)fflush(stderr);
+    (void)kill(getpid(), SIGKILL);
+    _exit(1);
+}
+
 /* Do all ranks leave? MPI_COMM_WORLD serves nothing but this barrier, so that it cannot meet
  * another collective of a rank that is still at work. */
 static bool all_leave(struct eep_world *world, uint64_t limit_ns)
@@ -280,6 +382,9 @@ static bool all_leave(struct eep_world *world, uint64_t limit_ns)
     while (!w.wait.ready(&w.wait)) {
         if (eep_ulfm_failed_rank(world) != EEP_NO_RANK) {
             return false;
+        }
+        if (eep_ulfm_revocation(world) != MPI_SUCCESS) {
+            end_at_once();
         }
         sched_yield();
     }
@@ -329,6 +434,20 @@ static void sleep_ns(uint64_t ns)
     (void)nanosleep(&limit, NULL);
 }
 
+/* Until all have seen a death, or go on without this rank. */
+static void linger(struct eep_world *world)
+{
+    const uint64_t end_ns = eep_clock_ns() + LINGER_NS;
+
+    while (eep_clock_ns() < end_ns) {
+        (void)eep_ulfm_failed_rank(world);
+        if (eep_ulfm_revocation(world) != MPI_SUCCESS) {
+            end_at_once();
+        }
+        sleep_ns(LOOK_NS);
+    }
+}
+
 /*
  * One after the other, the lowest first: at its end the launcher ends the rest. When several ranks
  * end with an error at once, mpirun (PRRTE 3.0.14) blocks for ever on a lock of its own, 9 times of
@@ -358,7 +477,7 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
     struct eep_world *world = (struct eep_world *)xport;
     bool orderly = false;
 
-    fflush(stdout);
+    (void)fflush(stdout);
     if (status == EEP_OK) {
         status = world->broken;
     }
@@ -367,11 +486,15 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
                   all_leave(world, world->timeout_ns);
     } else {
         tell_leaving(world);
-        if (world->death) {
-            sleep_ns(LINGER_NS); /* MPI is not touched any more */
+        if (world->death || world->losses > 0) {
+            linger(world);
         } else {
-            orderly = world->losses == 0 && all_leave(world, LEAVE_NS);
+            orderly = all_leave(world, LEAVE_NS);
         }
+    }
+    unclosed.closed = true;
+    if (orderly || status == EEP_OK || status == EEP_ERR_PEER_LOST || status == EEP_ERR_TIMEOUT) {
+        unclosed.world = NULL; /* the others fail too */
     }
     if (!orderly) {
         end_in_turn(world);
@@ -436,7 +559,7 @@ enum eep_status eep_world_settle(struct eep_world *world)
 
 static enum eep_status join(struct eep_world *world)
 {
-    world->origin = world->xport.topo.rank;
+    world->origin = world->was = world->xport.topo.rank;
     world->ulfm = eep_ulfm_active();
     if (!world->ulfm && world->xport.topo.rank == 0 && world->xport.topo.size > 1) {
         eep_log(EEP_LOG_WARN, "fault tolerance is off: the loss of a rank ends the job (start with "
@@ -451,10 +574,9 @@ static enum eep_status join(struct eep_world *world)
 enum eep_status eep_world_open(const struct eep_world_params *params, struct eep_xport **xport_out)
 {
     struct eep_world *world;
-    uint32_t node_size;
-    uint64_t timeout_ns;
+    struct eep_world_params p;
 
-    EEP_TRY(read_params(params, &node_size, &timeout_ns));
+    EEP_TRY(read_params(params, &p));
     if (!eep_start_launched()) {
         return eep_loopback_open(xport_out);
     }
@@ -462,9 +584,10 @@ enum eep_status eep_world_open(const struct eep_world_params *params, struct eep
     *world = (struct eep_world){.xport = {.ops = &mpi_ops, .topo = {.nodes = 1}},
                                 .control = MPI_COMM_NULL,
                                 .data = MPI_COMM_NULL,
-                                .timeout_ns = timeout_ns,
+                                .timeout_ns = p.timeout_ns,
+                                .silent_after_ns = p.silent_after_ns,
                                 .node = {.fd = -1}};
-    eep_watch_begin("starting MPI", EEP_MIN(timeout_ns, START_NS), 1);
+    eep_watch_begin("starting MPI", EEP_MIN(p.timeout_ns, START_NS), 1);
     enum eep_status status = eep_start_mpi();
     if (status != EEP_OK) {
         eep_watch_end();
@@ -474,13 +597,14 @@ enum eep_status eep_world_open(const struct eep_world_params *params, struct eep
     status = make_communicators(world);
     eep_watch_end();
     if (status == EEP_OK) {
-        world->node_size = node_size;
+        world->node_size = p.node_size;
         status = join(world);
     }
     if (status != EEP_OK) {
         world_close(&world->xport, status);
         return status;
     }
+    watch_exit(world);
     *xport_out = &world->xport;
     return EEP_OK;
 }

@@ -22,6 +22,7 @@
 #include "base/status.h"
 
 #define EEP_NO_RANK UINT32_MAX
+#define EEP_NEVER_NS UINT64_MAX
 
 /** Where this rank stands. Fixed for the life of the transport (one epoch). */
 struct eep_topology {
@@ -187,6 +188,9 @@ struct eep_world_params {
     uint32_t node_size;  /* every so many ranks are one pretended node; 0 = as the machines are
                             (or EEP_NODE_SIZE from the environment) */
     uint64_t timeout_ns; /* longest wait for another rank; 0 = default (or EEP_TIMEOUT seconds) */
+    /* With fault tolerance, a rank whose process has stood still for so long (stopped, not busy) is
+     * killed and lost; 0 = 10 s (or EEP_SILENT_AFTER seconds, 0 there: never), or EEP_NEVER_NS. */
+    uint64_t silent_after_ns;
 };
 
 /**

@@ -5,12 +5,14 @@
  *     exchange_test [rounds]              control collectives, boards, transfers and exchanges,
  *                                         every byte checked
  *     exchange_test idle                  ranks that wait for a late one must not burn a core
+ *     exchange_test busy MS               rank 0 computes for so long while the others wait
  *     exchange_test kill|exit|fail|stop RANK ROUND
  *                                         rank RANK goes in round ROUND; the others must fail
  *
- *     exchange_test survive kill|exit COUNT ROUND
+ *     exchange_test survive kill|exit|... COUNT ROUND [LEFT]
  *                                         COUNT ranks at a time go; the others go on, until one is
- *                                         left
+ *                                         left, or LEFT are. ... is one of the ways in go(), or
+ * fail: to leave with an error
  *
  * Every rank knows the seed, so each computes what all others send and compares. Status 0: right;
  * 1: a call failed (its text is on stderr); 3: wrong data.
@@ -530,16 +532,37 @@ static enum eep_status test_idle(void)
     return EEP_OK;
 }
 
+static enum eep_status test_busy(uint64_t ms)
+{
+    const uint64_t start_ns = eep_clock_ns();
+    uint32_t all[64];
+
+    while (xport->topo.rank == 0 && eep_clock_ns() - start_ns < ms * EEP_NS_PER_MS) {
+        counter++;
+    }
+    return xport->ops->allgather(xport, "busy", &xport->topo.rank, 4, all);
+}
+
 /* ---- losses ---- */
 
 static void go(const char *how)
 {
+    printf("gone at %.6f\n", (double)eep_clock_ns() * 1e-9);
+    (void)fflush(stdout);
     if (strcmp(how, "kill") == 0) {
         (void)raise(SIGKILL);
     } else if (strcmp(how, "stop") == 0) {
         (void)raise(SIGSTOP);
+    } else if (strcmp(how, "crash") == 0) {
+        (void)raise(SIGSEGV);
     } else if (strcmp(how, "exit") == 0) {
         exit(7);
+    } else if (strcmp(how, "exit0") == 0) {
+        exit(0);
+    } else if (strcmp(how, "_exit") == 0) {
+        _exit(7);
+    } else if (strcmp(how, "_exit0") == 0) {
+        _exit(0);
     }
 }
 
@@ -549,7 +572,7 @@ static enum eep_status test_rounds(const struct shape *shape, const char *how, u
 {
     const struct eep_exchange_params params = {shape->max_tokens, shape->top_k, shape->x_row_bytes,
                                                shape->y_row_bytes};
-    const uint32_t rank = xport->topo.rank, next = (first + count) % xport->topo.size;
+    const uint32_t rank = xport->topo.rank;
     struct eep_exchange *exchange = NULL;
     struct eep_board *board = NULL;
     enum eep_status status;
@@ -567,10 +590,6 @@ static enum eep_status test_rounds(const struct shape *shape, const char *how, u
                 return EEP_FAIL(EEP_ERR_NOMEM, "made to fail by the test");
             }
             go(how);
-        }
-        if (round == last && rank == next) {
-            printf("lost at %.3f\n", (double)eep_clock_ns() / 1e9);
-            fflush(stdout);
         }
         EEP_TRY_GOTO(xport->ops->board_add(board, 0, 1, &before), end);
         const enum eep_status outcome = run_round(exchange, shape, round, &plan, rows);
@@ -598,25 +617,42 @@ static enum eep_status test_loss(const char *how, uint32_t rank, uint64_t last)
 
 /* ---- going on after losses ---- */
 
+static void check_times(void)
+{
+    const struct eep_loss_times *loss = &xport->loss;
+
+    CHECK(loss->last_seen_ns <= loss->noticed_ns && loss->noticed_ns > 0 &&
+              loss->noticed_ns <= loss->agreed_ns && loss->agreed_ns <= eep_clock_ns(),
+          "times of a loss");
+    if (xport->topo.rank == 0) {
+        printf("noticed at %.6f, agreed %.1f ms later, recovered %.1f ms later\n",
+               (double)loss->noticed_ns * 1e-9, (double)(loss->agreed_ns - loss->noticed_ns) * 1e-6,
+               (double)(eep_clock_ns() - loss->noticed_ns) * 1e-6);
+        (void)fflush(stdout);
+    }
+}
+
 /* One rank after the other is lost, in turns of rounds, until one is left; or several at a time. */
-static enum eep_status test_survive(const char *how, uint32_t at_a_time, uint64_t last)
+static enum eep_status test_survive(const char *how, uint32_t at_a_time, uint64_t last,
+                                    uint32_t left)
 {
     const struct shape shape = {16, 4, 512, 512};
     uint32_t was[64];
 
-    while (xport->topo.size > 1) {
+    while (xport->topo.size > left) {
         const uint32_t before = xport->topo.size;
         const uint32_t dead = EEP_MIN(at_a_time, before - 1);
         const uint32_t first = (uint32_t)(eep_rng_bits(5, before) % (before - dead + 1));
         enum eep_status status = test_rounds(&shape, how, first, dead, last);
 
+        if (status == EEP_ERR_NOMEM) {
+            return status; /* made to fail */
+        }
         CHECK(status == EEP_ERR_PEER_LOST, "status %d: %s", (int)status, eep_error_text());
         for (;;) {
-            const uint64_t begin_ns = eep_clock_ns();
-
             status = xport->ops->recover(xport, was);
-            if (status == EEP_OK && xport->topo.rank == 0) {
-                printf("recovered in %.1f ms\n", (double)(eep_clock_ns() - begin_ns) * 1e-6);
+            if (status == EEP_OK) {
+                check_times();
             }
             /* Those that die together may be seen one after the other. */
             if (status == EEP_OK && xport->topo.size > before - dead) {
@@ -648,8 +684,10 @@ int main(int argc, char **argv)
         return 1;
     }
     check_topology(node_size != NULL ? (uint32_t)atoi(node_size) : 0);
-    status = argc > 1 && strcmp(argv[1], "idle") == 0 ? test_idle()
-             : argc > 4 ? test_survive(argv[2], (uint32_t)atoi(argv[3]), (uint64_t)atoll(argv[4]))
+    status = argc > 1 && strcmp(argv[1], "idle") == 0   ? test_idle()
+             : argc > 2 && strcmp(argv[1], "busy") == 0 ? test_busy((uint64_t)atoll(argv[2]))
+             : argc > 4 ? test_survive(argv[2], (uint32_t)atoi(argv[3]), (uint64_t)atoll(argv[4]),
+                                       argc > 5 ? (uint32_t)atoi(argv[5]) : 1)
              : argc > 3 ? test_loss(argv[1], (uint32_t)atoi(argv[2]), (uint64_t)atoll(argv[3]))
                         : test_all(argc > 1 ? (uint64_t)atoll(argv[1]) : 40);
     if (status != EEP_OK) {
