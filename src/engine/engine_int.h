@@ -296,6 +296,8 @@ EEP_MUST_CHECK enum eep_status eep_members_heard(struct eep_engine *engine, uint
 /** A request of an administrator, the same on every rank. */
 EEP_MUST_CHECK enum eep_status eep_members_asked(struct eep_engine *engine,
                                                  const struct eep_member_request *request);
+/** Members that have left as asked, less `before`. */
+uint32_t eep_members_left(const struct eep_engine *engine, uint32_t before);
 /** No move of experts may begin. The same on every rank. */
 bool eep_members_hold(const struct eep_engine *engine);
 /** What this rank has to do for a change of members, a bounded part. Local. */

@@ -323,6 +323,17 @@ enum eep_status eep_members_asked(struct eep_engine *e, const struct eep_member_
     return feed(e, &(struct eep_member_event){.kind = EEP_REQUEST, .request = *request});
 }
 
+uint32_t eep_members_left(const struct eep_engine *e, uint32_t before)
+{
+    const struct eep_member_state *state = eep_member_state(e->members->machine);
+    uint32_t left = 0;
+
+    for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
+        left += state->members[i].life == EEP_LIFE_LEFT;
+    }
+    return left > before ? left - before : 0;
+}
+
 bool eep_members_hold(const struct eep_engine *e)
 {
     return e->members != NULL && e->members->holds;

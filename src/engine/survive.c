@@ -50,6 +50,7 @@ struct survival {
     uint32_t *last;  /* likewise, in the world before the last loss */
     bool has_tried;  /* the tables are those of a try that was cut off */
     bool hopeless;
+    uint32_t left_before;     /* members that had left as asked */
     struct level_word *words; /* (size_before) */
     uint64_t begin_ns, level_ns;
     char text[EEP_ERROR_TEXT_MAX];
@@ -313,9 +314,24 @@ static enum eep_status attempt(struct eep_engine *e, struct survival *s)
     return commit(e, s);
 }
 
-static double ms(uint64_t from_ns, uint64_t to_ns)
+/* Who is gone because it was asked to go is not lost. */
+static void say_what_happened(struct eep_engine *e, const struct survival *s, uint32_t size_before,
+                              const struct eep_loss_facts *f)
 {
-    return from_ns != 0 && to_ns > from_ns ? (double)(to_ns - from_ns) * 1e-6 : 0.0;
+    const uint32_t gone = size_before - e->xport->topo.size,
+                   left = eep_members_left(e, s->left_before);
+    char what[EEP_ERROR_TEXT_MAX + 32];
+
+    if (left == gone) {
+        snprintf(what, sizeof(what), "%u rank%s left as asked", gone, gone == 1 ? "" : "s");
+    } else {
+        snprintf(what, sizeof(what), "%s", s->text);
+    }
+    eep_log(left == gone ? EEP_LOG_INFO : EEP_LOG_WARN,
+            "%s; %u of %u ranks go on: noticed within %.1f ms, agreed in %.1f ms, reseated in "
+            "%.1f ms, %zu requests unfinished",
+            what, e->xport->topo.size, size_before, (double)f->noticed_ns * 1e-6,
+            (double)f->agreed_ns * 1e-6, (double)f->reseated_ns * 1e-6, e->unfinished);
 }
 
 static void report(struct eep_engine *e, const struct survival *s, uint32_t size_before)
@@ -332,11 +348,7 @@ static void report(struct eep_engine *e, const struct survival *s, uint32_t size
     f->first_step_ns = 0;
     f->since_ns = loss->noticed_ns;
     if (e->xport->topo.rank == 0) {
-        eep_log(EEP_LOG_WARN,
-                "%s; %u of %u ranks go on: noticed within %.1f ms, agreed in %.1f ms, reseated in "
-                "%.1f ms, %zu requests unfinished",
-                s->text, e->xport->topo.size, size_before, (double)f->noticed_ns * 1e-6,
-                ms(loss->noticed_ns, s->begin_ns), ms(s->begin_ns, now_ns), e->unfinished);
+        say_what_happened(e, s, size_before, f);
     }
 }
 
@@ -349,6 +361,7 @@ enum eep_status eep_engine_survive(struct eep_engine *e)
     snprintf(s.text, sizeof(s.text), "%s", eep_error_text());
     EEP_TRY(take_tables(e, &s));
     eep_requests_settle(e);
+    s.left_before = eep_members_left(e, 0);
     do {
         drop_world(e, &s);
         status = attempt(e, &s);

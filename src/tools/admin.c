@@ -615,6 +615,52 @@ void eep_tool_admin_step(struct eep_tool_admin *a)
 
 /* ---- life ---- */
 
+/* Operations that another rank 0 was asked: what became of them, and the one that runs. */
+static void tell_inherited(struct eep_tool_admin *a, const struct eep_operation *op, bool runs)
+{
+    const bool done = op->phase == EEP_PHASE_DONE;
+    struct eep_admin_operation told = {
+        .kind = op->kind == EEP_OPERATION_SCALE ? EEP_ADMIN_SCALE : EEP_ADMIN_DRAIN,
+        .state = runs                                                          ? EEP_ADMIN_RUNNING
+                 : done                                                        ? EEP_ADMIN_DONE
+                 : (enum eep_operation_reason)op->reason == EEP_REASON_ABORTED ? EEP_ADMIN_ABORTED
+                                                                               : EEP_ADMIN_FAILED,
+        .from = op->size_before,
+        .to = op->target,
+        .deadline_s = (uint32_t)((op->deadline_ns - op->begin_ns) / EEP_NS_PER_S),
+    };
+
+    memcpy(told.id, op->id, sizeof(op->id));
+    snprintf(told.message, sizeof(told.message), "%s",
+             eep_reason_text((enum eep_operation_reason)op->reason));
+    if (runs) {
+        a->has_operation = true;
+        memcpy(a->request.id, op->id, sizeof(op->id));
+        a->request.kind = told.kind;
+        a->operation = told;
+    }
+    if (eep_admin_mailbox_post_operation(a->mailbox, &told) != EEP_OK) {
+        eep_log(EEP_LOG_WARN, "admin: operation '%s' is not known any more: %s", told.id,
+                eep_error_text());
+    }
+}
+
+static void inherit_operations(struct eep_tool_admin *a)
+{
+    const struct eep_member_state *m = eep_engine_member_state(a->engine);
+
+    if (m == NULL) {
+        return;
+    }
+    for (uint32_t i = m->history_count - EEP_MIN(m->history_count, EEP_OPERATION_HISTORY);
+         i < m->history_count; i++) {
+        tell_inherited(a, &m->history[i % EEP_OPERATION_HISTORY], false);
+    }
+    if (m->operation.phase != EEP_PHASE_NONE) {
+        tell_inherited(a, &m->operation, true);
+    }
+}
+
 static enum eep_status open_endpoint(struct eep_tool_admin *a)
 {
     const struct eep_admin_params params = {
@@ -631,6 +677,7 @@ static enum eep_status open_endpoint(struct eep_tool_admin *a)
     a->rate_ns = eep_clock_ns();
     post_layout(a, &look);
     post_status(a, &look);
+    inherit_operations(a);
     handlers = eep_admin_mailbox_handlers(a->mailbox);
     return eep_admin_open(&params, &handlers, &a->endpoint);
 }
