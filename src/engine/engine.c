@@ -138,11 +138,21 @@ static enum eep_status preflight(struct eep_engine *e)
     return eep_agree(e->xport, "checkpoint", first ? EEP_OK : check_checkpoint(e));
 }
 
+/* 0 of the caller is never; 0 of the transport is its default. */
+static uint64_t silent_after(const struct eep_engine_params *p)
+{
+    if (!has(p, EEP_ENGINE_SILENT_AFTER)) {
+        return 0;
+    }
+    return p->silent_after_ns > 0 ? p->silent_after_ns : EEP_NEVER_NS;
+}
+
 static enum eep_status join(struct eep_engine *e, const struct eep_engine_params *p)
 {
     const struct eep_world_params world = {
         .node_size = has(p, EEP_ENGINE_NODE_SIZE) ? p->node_size : 0,
         .timeout_ns = has(p, EEP_ENGINE_TIMEOUT) ? p->timeout_ns : 0,
+        .silent_after_ns = silent_after(p),
     };
 
     EEP_TRY(eep_world_open(&world, &e->xport));
