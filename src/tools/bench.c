@@ -15,6 +15,7 @@ static const struct eep_command_help help = {
                "  eplb       the balancer against its bars\n"
                "  move       experts that move, against plain copies and still steps\n"
                "  model      prompt and generation speed of a whole checkpoint\n"
+               "  recover    what the loss of ranks costs\n"
                "  restart    first token with a filled weight cache and without\n\n"
                "`eep bench NAME --help` tells a benchmark's options.",
 };
@@ -23,8 +24,10 @@ static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
 } benches[] = {
-    {"moe", eep_bench_moe},   {"dispatch", eep_bench_dispatch}, {"eplb", eep_bench_eplb},
-    {"move", eep_bench_move}, {"model", eep_bench_model},       {"restart", eep_bench_restart},
+    {"moe", eep_bench_moe},         {"dispatch", eep_bench_dispatch},
+    {"eplb", eep_bench_eplb},       {"move", eep_bench_move},
+    {"model", eep_bench_model},     {"restart", eep_bench_restart},
+    {"recover", eep_bench_recover},
 };
 
 int eep_cmd_bench(int argc, char **argv)
