@@ -472,18 +472,6 @@ enum eep_status eep_cache_fill_slot(struct eep_engine *e, struct eep_seat seat, 
     return *done_out ? eep_wcache_seat_end(e->cache, seat) : EEP_OK;
 }
 
-/* Seats that this rank did not execute before are mapped already if another rank of the node did;
- * else they are filled. */
-static enum eep_status load_seats(struct eep_engine *e)
-{
-    for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
-        if (eep_engine_executes(e, seat)) {
-            EEP_TRY(load_seat(e, (struct eep_seat){seat}, e->frame_bytes));
-        }
-    }
-    return EEP_OK;
-}
-
 enum eep_status eep_cache_reload(struct eep_engine *e)
 {
     const struct eep_wcache_key shape = {.layers = e->layout->layers,
@@ -494,7 +482,7 @@ enum eep_status eep_cache_reload(struct eep_engine *e)
 
     EEP_TRY(eep_cache_recover(e));
     EEP_TRY(eep_agree(e->xport, "weight cache layout", adopt_layout(e, &shape, &version)));
-    EEP_TRY(eep_agree(e->xport, "seats of lost ranks", load_seats(e)));
+    EEP_TRY(eep_refill_lost(e));
     EEP_TRY(eep_agree(e->xport, "seats of the node", open_others(e)));
     EEP_TRY(eep_cache_first_view(e));
     return eep_agree(e->xport, "attach to weight cache", attach_experts(e));

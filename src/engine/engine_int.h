@@ -230,6 +230,10 @@ void eep_cache_close(struct eep_engine *engine);
 EEP_MUST_CHECK enum eep_status eep_cache_fill_slot(struct eep_engine *engine, struct eep_seat seat,
                                                    uint32_t *slot, bool *done_out);
 
+/* refill.c: open the seats that this rank executes after a loss, and fill those that its node does
+ * not hold. Collective. */
+EEP_MUST_CHECK enum eep_status eep_refill_lost(struct eep_engine *engine);
+
 /* recover.c: after the cache is open. What a dead mover left is ended the same way on all nodes,
  * and all nodes hold the same map at the same version afterwards. Collective. */
 EEP_MUST_CHECK enum eep_status eep_cache_recover(struct eep_engine *engine);
@@ -287,6 +291,8 @@ void eep_members_free(struct eep_engine *engine);
  *  (new size): rank that each had in the world of the last commit. Again from there when one more
  * is lost. Local, the same on every rank. */
 EEP_MUST_CHECK enum eep_status eep_members_try(struct eep_engine *engine, const uint32_t *was);
+/** In what is tried: no living node holds the seat. */
+bool eep_members_seat_is_lost(const struct eep_engine *engine, uint32_t seat);
 /** All have taken over what they were given: what was tried counts. Local, the same everywhere. */
 EEP_MUST_CHECK enum eep_status eep_members_commit(struct eep_engine *engine);
 

@@ -55,7 +55,9 @@ struct eep_loss_facts {
     uint64_t agreed_ns;     /* then until those that are left knew who they are */
     uint64_t reseated_ns;   /* then until all seats were executed again */
     uint64_t first_step_ns; /* from noticing to the end of the first step; 0: not yet */
-    uint64_t since_ns;      /* when it was noticed, by eep_clock_ns() */
+    uint64_t from_node, from_other_node, from_checkpoint; /* experts filled again */
+    uint64_t filled_bytes, filled_ns;                     /* of all ranks, and how long that took */
+    uint64_t since_ns; /* when it was noticed, by eep_clock_ns() */
 };
 
 const struct eep_loss_facts *eep_engine_losses(const struct eep_engine *engine);

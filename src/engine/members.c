@@ -416,6 +416,11 @@ enum eep_status eep_members_try(struct eep_engine *e, const uint32_t *was)
     return EEP_OK;
 }
 
+bool eep_members_seat_is_lost(const struct eep_engine *e, uint32_t seat)
+{
+    return eep_member_state(e->members->trial)->seats[seat].state == EEP_SEAT_LOST;
+}
+
 enum eep_status eep_members_commit(struct eep_engine *e)
 {
     struct eep_members *m = e->members;

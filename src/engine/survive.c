@@ -54,6 +54,7 @@ struct survival {
     struct level_word *words; /* (size_before) */
     uint64_t begin_ns, level_ns;
     char text[EEP_ERROR_TEXT_MAX];
+    char names[256]; /* of those that are gone */
 };
 
 bool eep_engine_survives(const struct eep_engine *e, enum eep_status status)
@@ -270,6 +271,23 @@ static enum eep_status reseat(struct eep_engine *e, const struct survival *s)
     return EEP_OK;
 }
 
+/* "rank 3", or "ranks 1, 2": as they were numbered before. */
+static void name_gone(const struct eep_engine *e, struct survival *s)
+{
+    const uint32_t gone = s->size_before - e->xport->topo.size;
+    size_t used = (size_t)snprintf(s->names, sizeof(s->names), "rank%s", gone == 1 ? "" : "s");
+    uint32_t r = 0;
+
+    for (uint32_t old = 0; old < s->size_before && used < sizeof(s->names); old++) {
+        if (r < e->xport->topo.size && s->was[r] == old) {
+            r++;
+        } else {
+            used += (size_t)snprintf(s->names + used, sizeof(s->names) - used, "%s%u",
+                                     old == r ? " " : ", ", old);
+        }
+    }
+}
+
 /* ---- all of it ---- */
 
 static enum eep_status take_tables(struct eep_engine *e, struct survival *s)
@@ -310,52 +328,65 @@ static enum eep_status attempt(struct eep_engine *e, struct survival *s)
     EEP_TRY(eep_agree(e->xport, "tables of the ranks", resize(e, s)));
     EEP_FAULT("survive.resized");
     EEP_TRY(reseat(e, s));
+    name_gone(e, s);
     EEP_TRY(eep_agree(e->xport, "end of a recovery", EEP_OK));
     return commit(e, s);
 }
 
-/* Who is gone because it was asked to go is not lost. */
-static void say_what_happened(struct eep_engine *e, const struct survival *s, uint32_t size_before,
-                              const struct eep_loss_facts *f)
+static void say_filled(const struct eep_loss_facts *f)
 {
-    const uint32_t gone = size_before - e->xport->topo.size,
-                   left = eep_members_left(e, s->left_before);
-    char what[EEP_ERROR_TEXT_MAX + 32];
-
-    if (left == gone) {
-        snprintf(what, sizeof(what), "%u rank%s left as asked", gone, gone == 1 ? "" : "s");
-    } else {
-        snprintf(what, sizeof(what), "%s", s->text);
+    if (f->filled_bytes > 0) {
+        eep_log(EEP_LOG_WARN,
+                "%" PRIu64 " experts (%.1f MiB) were filled again in %.1f ms: %" PRIu64
+                " from frames of their node, %" PRIu64 " from other nodes, %" PRIu64
+                " from the checkpoint",
+                f->from_node + f->from_other_node + f->from_checkpoint,
+                (double)f->filled_bytes / (1 << 20), (double)f->filled_ns * 1e-6, f->from_node,
+                f->from_other_node, f->from_checkpoint);
     }
-    eep_log(left == gone ? EEP_LOG_INFO : EEP_LOG_WARN,
-            "%s; %u of %u ranks go on: noticed within %.1f ms, agreed in %.1f ms, reseated in "
-            "%.1f ms, %zu requests unfinished",
-            what, e->xport->topo.size, size_before, (double)f->noticed_ns * 1e-6,
-            (double)f->agreed_ns * 1e-6, (double)f->reseated_ns * 1e-6, e->unfinished);
 }
 
-static void report(struct eep_engine *e, const struct survival *s, uint32_t size_before)
+/* Who is gone because it was asked to go is not lost. */
+static void say_what_happened(struct eep_engine *e, const struct survival *s,
+                              const struct eep_loss_facts *f)
+{
+    const uint32_t gone = s->size_before - e->xport->topo.size;
+    const bool left = eep_members_left(e, s->left_before) == gone;
+
+    eep_log(left ? EEP_LOG_INFO : EEP_LOG_WARN,
+            "%s %s; %u of %u ranks go on: noticed within %.1f ms, agreed in %.1f ms, reseated in "
+            "%.1f ms, %zu requests unfinished%s%s",
+            s->names,
+            left        ? "left as asked"
+            : gone == 1 ? "was lost"
+                        : "were lost",
+            e->xport->topo.size, s->size_before, (double)f->noticed_ns * 1e-6,
+            (double)f->agreed_ns * 1e-6, (double)f->reseated_ns * 1e-6, e->unfinished,
+            left ? "" : "; the first sign: ", left ? "" : s->text);
+    say_filled(f);
+}
+
+static void report(struct eep_engine *e, const struct survival *s)
 {
     const struct eep_loss_times *loss = &e->xport->loss;
     const uint64_t now_ns = eep_clock_ns();
     struct eep_loss_facts *f = &e->loss;
 
     f->losses++;
-    f->ranks_lost += size_before - e->xport->topo.size;
+    f->ranks_lost += s->size_before - e->xport->topo.size;
     f->noticed_ns = loss->last_seen_ns != 0 ? loss->noticed_ns - loss->last_seen_ns : 0;
     f->agreed_ns = s->begin_ns - loss->noticed_ns;
     f->reseated_ns = now_ns - s->begin_ns;
     f->first_step_ns = 0;
     f->since_ns = loss->noticed_ns;
     if (e->xport->topo.rank == 0) {
-        say_what_happened(e, s, size_before, f);
+        say_what_happened(e, s, f);
     }
 }
 
 enum eep_status eep_engine_survive(struct eep_engine *e)
 {
     struct survival s = {0};
-    const uint32_t size_before = e->xport->topo.size;
     enum eep_status status;
 
     snprintf(s.text, sizeof(s.text), "%s", eep_error_text());
@@ -367,7 +398,7 @@ enum eep_status eep_engine_survive(struct eep_engine *e)
         status = attempt(e, &s);
     } while (status == EEP_ERR_PEER_LOST && !s.hopeless);
     if (status == EEP_OK) {
-        report(e, &s, size_before);
+        report(e, &s);
     }
     free_tables(&s);
     return status;

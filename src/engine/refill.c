@@ -1,0 +1,339 @@
+/*
+ * Seats whose node is gone, filled on the nodes of their new executors: each expert from a frame of
+ * that node, else of another node, else from the checkpoint. All ranks know the whole list, so
+ * sender and receiver of an expert come to it in the same order.
+ */
+#include <sched.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/mover.h"
+
+#define IN_FLIGHT 4u
+
+struct item {
+    uint32_t layer;
+    struct eep_slot slot;
+    struct eep_expert expert;
+    uint32_t to;            /* rank that fills the slot */
+    uint32_t from;          /* rank that sends it; `to`: a frame of its node; EEP_NO_RANK: nobody */
+    struct eep_slot source; /* that holds it there */
+};
+
+/* An expert between two ranks. */
+struct flight {
+    const struct item *item;
+    bool sends;
+    unsigned char *arrived; /* receiving: (frame_bytes) */
+    struct eep_wcache_content content;
+    struct eep_transfer *transfer, *digest_transfer;
+};
+
+struct refill {
+    struct eep_engine *e;
+    struct eep_wcache_view *view;
+    uint8_t *needs; /* (ranks, seats): seats that each rank has to fill */
+    struct item *items;
+    size_t count;
+    struct flight flights[IN_FLIGHT]; /* a ring: flight_first .. flight_end - 1 */
+    size_t flight_first, flight_end;
+};
+
+/* ---- the list ---- */
+
+static bool needs_fill(const struct refill *r, uint32_t seat)
+{
+    const uint32_t seats = r->e->layout->seats;
+
+    return r->needs[(size_t)r->e->executors[seat] * seats + seat] != 0;
+}
+
+/* Where the best copy of the item's expert lies. */
+static void find_source(const struct refill *r, struct item *item)
+{
+    const struct eep_engine *e = r->e;
+    const struct eep_layout *l = e->layout;
+    const uint32_t *node_of = e->xport->topo.node_of;
+    const size_t i = (size_t)item->layer * l->experts + item->expert.id;
+    const uint32_t first = l->replica_first[i], count = l->replica_first[i + 1] - first;
+
+    item->from = EEP_NO_RANK;
+    for (uint32_t n = 0; n < count; n++) {
+        const uint32_t slot = l->replica_slots[first + (item->slot.id + n) % count];
+        const uint32_t seat = slot / l->slots_per_seat, rank = e->executors[seat];
+
+        if (eep_members_seat_is_lost(e, seat)) {
+            continue;
+        }
+        if (node_of[rank] == node_of[item->to]) {
+            item->from = item->to;
+            item->source.id = slot;
+            return;
+        }
+        item->from = rank;
+        item->source.id = slot;
+    }
+}
+
+static void count_source(struct eep_loss_facts *f, const struct item *item)
+{
+    f->from_checkpoint += item->from == EEP_NO_RANK;
+    f->from_node += item->from == item->to;
+    f->from_other_node += item->from != EEP_NO_RANK && item->from != item->to;
+}
+
+static enum eep_status make_list(struct refill *r)
+{
+    const struct eep_layout *l = r->e->layout;
+    const uint32_t slots = eep_layout_slots(l);
+
+    EEP_TRY(eep_mem_alloc((size_t)l->layers * slots, sizeof(*r->items), "experts of lost seats",
+                          &r->items));
+    for (uint32_t seat = 0; seat < l->seats; seat++) {
+        for (uint32_t n = 0; needs_fill(r, seat) && n < l->layers * l->slots_per_seat; n++) {
+            struct item item = {.layer = n / l->slots_per_seat,
+                                .slot = {seat * l->slots_per_seat + n % l->slots_per_seat},
+                                .to = r->e->executors[seat]};
+            const int32_t expert = eep_layout_expert(l, item.layer, item.slot);
+
+            if (expert != EEP_NO_EXPERT) {
+                item.expert.id = (uint32_t)expert;
+                find_source(r, &item);
+                count_source(&r->e->loss, &item);
+                r->items[r->count++] = item;
+            }
+        }
+    }
+    return EEP_OK;
+}
+
+/* Open what this rank is to execute; which of it is not there. */
+static enum eep_status open_seats(struct refill *r, uint8_t *mine)
+{
+    struct eep_engine *e = r->e;
+
+    for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
+        bool fill = false;
+
+        if (eep_engine_executes(e, seat)) {
+            EEP_TRY(eep_wcache_seat_open(e->cache, (struct eep_seat){seat}, e->attach_timeout_ns,
+                                         &fill));
+        }
+        mine[seat] = fill;
+    }
+    return EEP_OK;
+}
+
+/* ---- one expert ---- */
+
+static enum eep_status take_frame(struct refill *r, const struct item *item,
+                                  struct eep_wcache_frame *frame_out)
+{
+    return eep_wcache_slot_frame(r->e->cache, item->layer, item->slot, frame_out)
+               ? EEP_OK
+               : EEP_FAIL(EEP_ERR_CACHE_BAD, "slot %u of MoE layer %u has no frame", item->slot.id,
+                          item->layer);
+}
+
+static enum eep_status fill_from_checkpoint(struct refill *r, const struct item *item)
+{
+    const struct eep_experts_source source = eep_engine_source(r->e);
+    struct eep_wcache_frame frame;
+    void *bytes;
+
+    EEP_TRY(take_frame(r, item, &frame));
+    EEP_TRY(eep_wcache_frame_begin(r->e->cache, frame, &bytes));
+    EEP_TRY(eep_experts_pack(&source, item->layer, item->expert, bytes, r->e->frame_bytes));
+    return eep_wcache_frame_end(r->e->cache, frame, item->layer, item->expert, NULL, NULL);
+}
+
+/* From memory; what does not arrive whole is read from the checkpoint. */
+static enum eep_status fill_from(struct refill *r, const struct item *item, const void *bytes,
+                                 const struct eep_wcache_content *content)
+{
+    struct eep_wcache_fill *fill;
+    struct eep_wcache_frame frame;
+
+    EEP_TRY(take_frame(r, item, &frame));
+    EEP_TRY(eep_wcache_fill_begin(r->e->cache, frame, item->layer, item->expert, &fill));
+    eep_wcache_fill_copy(fill, bytes, r->e->frame_bytes);
+    const enum eep_status status = eep_wcache_fill_end(fill, content, NULL);
+
+    if (status == EEP_ERR_CACHE_BAD) {
+        eep_log(EEP_LOG_WARN, "expert %u of MoE layer %u is read from the checkpoint again: %s",
+                item->expert.id, item->layer, eep_error_text());
+        return fill_from_checkpoint(r, item);
+    }
+    return status;
+}
+
+static enum eep_status fill_here(struct refill *r, const struct item *item)
+{
+    struct eep_wcache_content content;
+    const bool known = eep_wcache_frame_digest(r->e->cache, item->layer, item->expert, &content);
+    const void *bytes = eep_wcache_view_slot(r->view, item->layer, item->source);
+
+    return bytes != NULL ? fill_from(r, item, bytes, known ? &content : NULL)
+                         : fill_from_checkpoint(r, item);
+}
+
+/* ---- between ranks ---- */
+
+static enum eep_status take_off(struct refill *r, const struct item *item, size_t number)
+{
+    struct eep_engine *e = r->e;
+    struct flight *f = &r->flights[r->flight_end % IN_FLIGHT];
+    const uint32_t tag = (uint32_t)(2 * number % (1u << 20));
+    void *bytes;
+
+    *f = (struct flight){.item = item, .sends = item->from == e->xport->topo.rank};
+    const uint32_t peer = f->sends ? item->to : item->from;
+
+    if (f->sends) {
+        bytes = (void *)(uintptr_t)eep_wcache_view_slot(r->view, item->layer, item->source);
+        EEP_ASSERT(bytes != NULL); /* a seat that this rank executes, and did before */
+        if (!eep_wcache_frame_digest(e->cache, item->layer, item->expert, &f->content)) {
+            f->content = (struct eep_wcache_content){0, 0};
+        }
+    } else {
+        EEP_TRY(eep_mem_alloc(1, e->frame_bytes, "expert on its way", &f->arrived));
+        bytes = f->arrived;
+    }
+    r->flight_end++;
+    EEP_TRY(e->xport->ops->transfer_begin(e->xport, "expert of a lost seat", peer, tag, f->sends,
+                                          bytes, e->frame_bytes, &f->transfer));
+    return e->xport->ops->transfer_begin(e->xport, "digest of an expert", peer, tag + 1, f->sends,
+                                         &f->content, sizeof(f->content), &f->digest_transfer);
+}
+
+static enum eep_status move_on(struct eep_engine *e, struct eep_transfer **transfer, size_t bytes)
+{
+    size_t progress = 0;
+
+    if (*transfer != NULL) {
+        EEP_TRY(e->xport->ops->transfer_test(*transfer, &progress));
+        *transfer = progress == bytes ? NULL : *transfer;
+    }
+    return EEP_OK;
+}
+
+/* The oldest one to its end. */
+static enum eep_status land(struct refill *r)
+{
+    struct eep_engine *e = r->e;
+    struct flight *f = &r->flights[r->flight_first % IN_FLIGHT];
+    const uint64_t deadline_ns = eep_clock_ns() + e->attach_timeout_ns;
+    enum eep_status status = EEP_OK;
+
+    while (f->transfer != NULL || f->digest_transfer != NULL) {
+        for (size_t i = r->flight_first; i < r->flight_end; i++) {
+            struct flight *any = &r->flights[i % IN_FLIGHT];
+
+            EEP_TRY(move_on(e, &any->transfer, e->frame_bytes));
+            EEP_TRY(move_on(e, &any->digest_transfer, sizeof(any->content)));
+        }
+        if (eep_clock_ns() > deadline_ns) {
+            return EEP_FAIL(
+                EEP_ERR_TIMEOUT,
+                "expert %u of MoE layer %u did not come from rank %u, or go to rank %u, "
+                "in time",
+                f->item->expert.id, f->item->layer, f->item->from, f->item->to);
+        }
+        (void)sched_yield();
+    }
+    r->flight_first++;
+    if (!f->sends) {
+        const bool told = f->content.low != 0 || f->content.high != 0;
+
+        status = fill_from(r, f->item, f->arrived, told ? &f->content : NULL);
+        eep_mem_free(f->arrived);
+    }
+    return status;
+}
+
+static enum eep_status fill_all(struct refill *r)
+{
+    const uint32_t me = r->e->xport->topo.rank;
+
+    for (size_t i = 0; i < r->count; i++) {
+        const struct item *item = &r->items[i];
+        const bool travels = item->from != EEP_NO_RANK && item->from != item->to;
+
+        if (travels && (item->to == me || item->from == me)) {
+            if (r->flight_end - r->flight_first == IN_FLIGHT) {
+                EEP_TRY(land(r));
+            }
+            EEP_TRY(take_off(r, item, i));
+        } else if (!travels && item->to == me) {
+            EEP_TRY(item->from == me ? fill_here(r, item) : fill_from_checkpoint(r, item));
+        }
+    }
+    while (r->flight_first < r->flight_end) {
+        EEP_TRY(land(r));
+    }
+    return EEP_OK;
+}
+
+static enum eep_status end_seats(struct refill *r)
+{
+    for (uint32_t seat = 0; seat < r->e->layout->seats; seat++) {
+        if (eep_engine_executes(r->e, seat) && needs_fill(r, seat)) {
+            EEP_TRY(eep_wcache_seat_end(r->e->cache, (struct eep_seat){seat}));
+        }
+    }
+    return EEP_OK;
+}
+
+static enum eep_status refill(struct refill *r)
+{
+    struct eep_engine *e = r->e;
+    const uint32_t seats = e->layout->seats;
+    uint8_t *mine = NULL;
+    enum eep_status status =
+        eep_mem_alloc((size_t)e->xport->topo.size + 1, seats, "seats to fill", &r->needs);
+
+    if (status == EEP_OK) {
+        mine = r->needs + (size_t)e->xport->topo.size * seats;
+        status = open_seats(r, mine);
+    }
+    EEP_TRY(eep_agree(e->xport, "seats of lost ranks", status));
+    EEP_TRY(e->xport->ops->allgather(e->xport, "seats to fill", mine, seats, r->needs));
+    status = make_list(r);
+    if (status == EEP_OK && r->count > 0) {
+        status = eep_wcache_pin(e->cache, &r->view);
+    }
+    EEP_TRY(eep_agree(e->xport, "experts to fill", status));
+    if (r->count == 0) {
+        return EEP_OK;
+    }
+    const uint64_t begin_ns = eep_clock_ns();
+
+    status = fill_all(r);
+    if (status == EEP_OK) {
+        status = end_seats(r);
+    }
+    EEP_TRY(eep_agree(e->xport, "filling lost seats", status));
+    e->loss.filled_ns = eep_clock_ns() - begin_ns;
+    e->loss.filled_bytes = r->count * e->frame_bytes;
+    return EEP_OK;
+}
+
+enum eep_status eep_refill_lost(struct eep_engine *e)
+{
+    struct refill r = {.e = e};
+
+    e->loss.from_node = e->loss.from_other_node = e->loss.from_checkpoint = 0;
+    e->loss.filled_bytes = e->loss.filled_ns = 0;
+    const enum eep_status status = refill(&r);
+
+    if (r.view != NULL) {
+        eep_wcache_unpin(e->cache, r.view);
+    }
+    /* What is still on its way belongs to the transport (after another loss). */
+    eep_mem_free(r.items);
+    eep_mem_free(r.needs);
+    return status;
+}
