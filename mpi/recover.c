@@ -21,6 +21,8 @@
 #define RECOVER_NS (60 * EEP_NS_PER_S)  /* for calls that MPI has no deadline for */
 #define LEAVER_NS (200 * EEP_NS_PER_MS) /* for a rank that gave up to end by itself */
 #define LOOK_US 100
+#define QUIET_NS (12 * EEP_NS_PER_MS)  /* without another death before ranks agree */
+#define SETTLE_NS (60 * EEP_NS_PER_MS) /* longest wait for that */
 
 /* The process of a rank of this machine that gave up: wait for its end. */
 static void await_end(struct eep_node_rank *block)
@@ -35,8 +37,11 @@ static void await_end(struct eep_node_rank *block)
     }
 }
 
-static void report_ends(struct eep_world *world)
+/* Returns how many have ended. */
+static uint32_t report_ends(struct eep_world *world)
 {
+    uint32_t ended = 0;
+
     for (uint32_t r = 0; r < world->xport.topo.size && world->node.head != NULL; r++) {
         struct eep_node_rank *block = world->node.block_of[r];
 
@@ -48,7 +53,33 @@ static void report_ends(struct eep_world *world)
         }
         if (eep_presence_ended(block)) {
             (void)eep_ulfm_report(world, r);
+            ended++;
         }
+    }
+    return ended;
+}
+
+/*
+ * Ranks that die together are seen one after the other. A death in the middle of a shrink makes
+ * this Open MPI crash or hang in some of 100 cases, so first it has to be quiet for a while.
+ */
+static void settle(struct eep_world *world)
+{
+    const uint64_t begin_ns = eep_clock_ns();
+    uint64_t quiet_ns = begin_ns;
+    uint32_t ended = report_ends(world);
+
+    while (ended + 2 <= world->xport.topo.size) { /* else this rank is the only one left */
+        const uint64_t now_ns = eep_clock_ns();
+        const uint32_t more = report_ends(world);
+
+        quiet_ns = more > ended ? now_ns : quiet_ns;
+        ended = more;
+        if (now_ns - quiet_ns >= QUIET_NS || now_ns - begin_ns >= SETTLE_NS) {
+            return;
+        }
+        (void)eep_ulfm_failed_rank(world); /* MPI goes on, and hears of deaths elsewhere */
+        (void)usleep(10 * LOOK_US);
     }
 }
 
@@ -57,7 +88,7 @@ static enum eep_status agree_on_survivors(struct eep_world *world, MPI_Comm *con
 {
     eep_watch_begin("agreeing on who is left", EEP_MIN(world->timeout_ns, RECOVER_NS), 1);
     eep_ulfm_revoke(world);
-    report_ends(world);
+    settle(world);
     const bool agreed = eep_ulfm_shrink(world, control, data);
     eep_watch_end();
     return agreed ? EEP_OK
