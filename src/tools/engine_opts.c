@@ -43,6 +43,11 @@ void eep_engine_opts_table(struct eep_engine_opts *v, struct eep_opt *opts_out)
          "without a pause (default: one a layer)"},
         {"attach-timeout", EEP_OPT_U32, &v->attach_timeout_s, "SECONDS",
          "longest wait for another engine that fills or changes the\ncache (default 300)"},
+        {"on-loss", EEP_OPT_STRING, &v->on_loss, "shrink|stop",
+         "when a rank is lost: the others take over and go on (default),\nor the job stops"},
+        {"silent-after", EEP_OPT_U32, &v->silent_after_s, "SECONDS",
+         "a rank whose process stands still for so long is killed and\ncounts as lost (default 10; "
+         "0: never)"},
         {"rebalance-every", EEP_OPT_U64, &v->rebalance.every, "STEPS",
          "move experts to balance the load every so many steps"},
         {"rebalance-threshold", EEP_OPT_DOUBLE, &v->rebalance.threshold, "X",
@@ -64,6 +69,7 @@ void eep_engine_opts_table(struct eep_engine_opts *v, struct eep_opt *opts_out)
     };
 
     v->spare_frames = UINT32_MAX;
+    v->silent_after_s = UINT32_MAX;
     memcpy(opts_out, table, sizeof(table));
 }
 
@@ -119,6 +125,10 @@ int eep_engine_opts_check(const struct eep_engine_opts *v, const struct eep_comm
         return eep_opts_wrong(help, "--rebalance-policy must be eep, deepseek or shuffle, not '%s'",
                               v->rebalance_policy);
     }
+    if (v->on_loss != NULL && strcmp(v->on_loss, "shrink") != 0 &&
+        strcmp(v->on_loss, "stop") != 0) {
+        return eep_opts_wrong(help, "--on-loss must be shrink or stop, not '%s'", v->on_loss);
+    }
     if (v->model == NULL) {
         return eep_opts_wrong(help, "--model is needed");
     }
@@ -157,6 +167,9 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
         .spare_frames = v->spare_frames,
         .attach_timeout_ns = (uint64_t)v->attach_timeout_s * UINT64_C(1000000000),
         .rebalance = v->rebalance,
+        .on_loss =
+            v->on_loss != NULL && strcmp(v->on_loss, "stop") == 0 ? EEP_LOSS_STOP : EEP_LOSS_SHRINK,
+        .silent_after_ns = (uint64_t)v->silent_after_s * UINT64_C(1000000000),
     };
     const struct {
         bool given;
@@ -174,6 +187,8 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
         {v->cache_dir != NULL, EEP_ENGINE_CACHE_DIR},
         {v->spare_frames != UINT32_MAX, EEP_ENGINE_SPARE_FRAMES},
         {v->attach_timeout_s != 0, EEP_ENGINE_ATTACH_TIMEOUT},
+        {v->on_loss != NULL, EEP_ENGINE_ON_LOSS},
+        {v->silent_after_s != UINT32_MAX, EEP_ENGINE_SILENT_AFTER},
     };
 
     params.rebalance.policy = (enum eep_balance_policy)balance_policy(v);

@@ -23,11 +23,13 @@ struct eep_engine_opts {
     const char *cache_dir;
     uint32_t spare_frames; /* UINT32_MAX: not given */
     uint32_t attach_timeout_s;
+    const char *on_loss;          /* shrink or stop */
+    uint32_t silent_after_s;      /* UINT32_MAX: not given */
     const char *rebalance_policy; /* eep, deepseek or shuffle */
     struct eep_rebalance_params rebalance;
 };
 
-#define EEP_ENGINE_OPT_COUNT 23
+#define EEP_ENGINE_OPT_COUNT 25
 
 /** Write the table of those options into opts_out (EEP_ENGINE_OPT_COUNT entries). */
 void eep_engine_opts_table(struct eep_engine_opts *values, struct eep_opt *opts_out);
