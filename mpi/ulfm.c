@@ -32,7 +32,8 @@ uint32_t eep_ulfm_failed_rank(struct eep_world *world)
     int flag, count = 0, first = 0, rank = MPI_UNDEFINED;
 
     (void)MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
-    if (!world->ulfm || MPIX_Comm_get_failed(world->control, &failed) != MPI_SUCCESS) {
+    if (!world->ulfm || world->control == MPI_COMM_NULL ||
+        MPIX_Comm_get_failed(world->control, &failed) != MPI_SUCCESS) {
         return EEP_NO_RANK;
     }
     if (MPI_Group_size(failed, &count) == MPI_SUCCESS && count > 0 &&
@@ -42,6 +43,64 @@ uint32_t eep_ulfm_failed_rank(struct eep_world *world)
     }
     MPI_Group_free(&failed);
     return rank == MPI_UNDEFINED ? EEP_NO_RANK : (uint32_t)rank;
+}
+
+/* Calls visit() with each origin that MPI knows to be dead, until it returns true. */
+static bool visit_failed(struct eep_world *world, bool (*visit)(uint32_t origin, void *arg),
+                         void *arg)
+{
+    MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+    int count = 0;
+    bool end = false;
+
+    if (!world->ulfm || MPIX_Comm_get_failed(world->roster, &failed) != MPI_SUCCESS) {
+        return false;
+    }
+    if (MPI_Group_size(failed, &count) == MPI_SUCCESS && count > 0 &&
+        MPI_Comm_group(world->roster, &all) == MPI_SUCCESS) {
+        for (int i = 0; i < count && !end; i++) {
+            int rank = MPI_UNDEFINED;
+
+            (void)MPI_Group_translate_ranks(failed, 1, &i, all, &rank);
+            end = rank != MPI_UNDEFINED && visit((uint32_t)rank, arg);
+        }
+        MPI_Group_free(&all);
+    }
+    MPI_Group_free(&failed);
+    return end;
+}
+
+struct search {
+    const bool *which;
+    uint32_t found;
+};
+
+static bool find_one(uint32_t origin, void *arg)
+{
+    struct search *search = arg;
+
+    search->found = origin;
+    return search->which[origin];
+}
+
+uint32_t eep_ulfm_failed_origin(struct eep_world *world, const bool *which)
+{
+    struct search search = {.which = which, .found = EEP_NO_RANK};
+
+    return visit_failed(world, find_one, &search) ? search.found : EEP_NO_RANK;
+}
+
+static bool drop_one(uint32_t origin, void *arg)
+{
+    bool *which = arg;
+
+    which[origin] = false;
+    return false;
+}
+
+void eep_ulfm_drop_failed(struct eep_world *world, bool *which)
+{
+    (void)visit_failed(world, drop_one, which);
 }
 
 bool eep_ulfm_is_loss(int error_class)
@@ -116,19 +175,41 @@ bool eep_ulfm_report(struct eep_world *world, uint32_t rank)
 
 #define SHRINKS_MAX 16 /* each but the last one is undone by one more death */
 
+bool eep_ulfm_shrink_one(MPI_Comm comm, MPI_Comm *left_out)
+{
+    if (MPIX_Comm_shrink(comm, left_out) != MPI_SUCCESS || *left_out == MPI_COMM_NULL) {
+        return false;
+    }
+    (void)MPI_Comm_set_errhandler(*left_out, MPI_ERRORS_RETURN);
+    return true;
+}
+
+bool eep_ulfm_agree(MPI_Comm comm, bool ok)
+{
+    int all_ok = ok;
+
+    return MPIX_Comm_agree(comm, &all_ok) == MPI_SUCCESS && all_ok;
+}
+
+void eep_ulfm_revoke_one(MPI_Comm comm)
+{
+    (void)MPIX_Comm_revoke(comm);
+}
+
 /* Communicators of those that are left in `old`. False: one more died meanwhile, on all ranks. */
 static bool shrink_once(MPI_Comm old, MPI_Comm *control, MPI_Comm *data)
 {
     *control = *data = MPI_COMM_NULL;
-    int ok = MPIX_Comm_shrink(old, control) == MPI_SUCCESS && *control != MPI_COMM_NULL;
-
-    if (!ok) {
+    if (!eep_ulfm_shrink_one(old, control)) {
         return false;
     }
-    (void)MPI_Comm_set_errhandler(*control, MPI_ERRORS_RETURN);
-    ok = MPI_Comm_dup(*control, data) == MPI_SUCCESS &&
-         MPI_Comm_set_errhandler(*data, MPI_ERRORS_RETURN) == MPI_SUCCESS;
-    if (MPIX_Comm_agree(*control, &ok) == MPI_SUCCESS && ok) {
+    const bool ok = MPI_Comm_dup(*control, data) == MPI_SUCCESS &&
+                    MPI_Comm_set_errhandler(*data, MPI_ERRORS_RETURN) == MPI_SUCCESS;
+
+    if (!ok) {
+        (void)MPIX_Comm_revoke(*control); /* the others may be in the middle of it */
+    }
+    if (eep_ulfm_agree(*control, ok)) {
         return true;
     }
     (void)MPIX_Comm_revoke(*control);
@@ -145,7 +226,8 @@ int eep_ulfm_revocation(struct eep_world *world)
 {
     int revoked = 0;
 
-    return world->ulfm && MPIX_Comm_is_revoked(world->control, &revoked) == MPI_SUCCESS && revoked
+    return world->ulfm && world->control != MPI_COMM_NULL &&
+                   MPIX_Comm_is_revoked(world->control, &revoked) == MPI_SUCCESS && revoked
                ? MPIX_ERR_REVOKED
                : MPI_SUCCESS;
 }

@@ -64,12 +64,17 @@ static void sleep_on_node(struct eep_world *world, struct eep_wait *wait)
     atomic_fetch_sub_explicit(&head->sleepers, 1, memory_order_relaxed);
 }
 
-static void nap(uint64_t waited_ns)
+void eep_wait_nap(uint64_t ns)
 {
-    const uint64_t ns = EEP_MIN(EEP_MAX(waited_ns / 100, NAP_NS_MIN), NAP_NS_MAX);
-    const struct timespec limit = {.tv_nsec = (long)ns};
+    const struct timespec limit = {.tv_sec = (time_t)(ns / EEP_NS_PER_S),
+                                   .tv_nsec = (long)(ns % EEP_NS_PER_S)};
 
     (void)nanosleep(&limit, NULL);
+}
+
+static void nap(uint64_t waited_ns)
+{
+    eep_wait_nap(EEP_MIN(EEP_MAX(waited_ns / 100, NAP_NS_MIN), NAP_NS_MAX));
 }
 
 /* What MPI has still to send for us may be what the rank that we wait for waits for. */

@@ -83,7 +83,7 @@ static enum eep_status read_params(const struct eep_world_params *given,
 
 /* ---- errors ---- */
 
-static void begin_loss(struct eep_world *world)
+void eep_world_begin_loss(struct eep_world *world)
 {
     if (world->broken != EEP_ERR_PEER_LOST) {
         world->xport.loss = (struct eep_loss_times){.noticed_ns = eep_clock_ns()};
@@ -125,7 +125,7 @@ enum eep_status eep_world_lost(struct eep_world *world, uint32_t rank, const cha
     }
     const bool left = explain_loss(world, rank, why, sizeof(why));
     world->death = world->death || !left;
-    begin_loss(world);
+    eep_world_begin_loss(world);
     if (node->head != NULL && node->block_of[rank] != NULL) {
         world->xport.loss.last_seen_ns = atomic_load(&node->block_of[rank]->beat_ns);
     }
@@ -150,7 +150,7 @@ enum eep_status eep_mpi_status(struct eep_world *world, int rc, const char *call
             return eep_world_lost(world, rank, what);
         }
         world->death = true;
-        begin_loss(world);
+        eep_world_begin_loss(world);
         return EEP_FAIL(EEP_ERR_PEER_LOST, "a rank was lost while rank %u waited for '%s': %s",
                         world->xport.topo.rank, what, text);
     }
@@ -249,6 +249,7 @@ static enum eep_status find_topology(struct eep_world *world)
     EEP_TRY(eep_mem_alloc(size, sizeof(uint32_t), "topology", &world->node_rank_of));
     EEP_TRY(eep_mem_alloc(size, sizeof(uint32_t), "topology", &world->node_ranks));
     EEP_TRY(eep_mem_alloc(size, sizeof(bool), "topology", &world->is_here));
+    EEP_TRY(eep_mem_alloc(size, sizeof(uint32_t), "topology", &world->origin_of));
     EEP_TRY(eep_mem_alloc(size, sizeof(*all), "topology", &all));
     describe_machine(&mine);
     mine.origin = world->origin;
@@ -257,7 +258,9 @@ static enum eep_status find_topology(struct eep_world *world)
         number_nodes(world, all, world->node_size);
         for (uint32_t r = 0; r < size; r++) {
             world->is_here[r] = all[r].id == all[world->xport.topo.rank].id;
+            world->origin_of[r] = (uint32_t)all[r].origin;
         }
+        world->xport.topo.origin_of = world->origin_of;
         world->crowded = is_crowded(all, size, world->xport.topo.rank);
     }
     eep_mem_free(all);
@@ -275,6 +278,9 @@ static struct {
 /* All ranks end now, or have ended; `otherwise` when some cannot be seen. */
 static bool all_end(const struct eep_world *world, bool otherwise)
 {
+    if (world->xport.topo.rank == EEP_NO_RANK) {
+        return otherwise; /* parked */
+    }
     for (uint32_t r = 0; r < world->xport.topo.size && world->node.head != NULL; r++) {
         struct eep_node_rank *block = world->node.block_of[r];
 
@@ -312,7 +318,7 @@ static void end_unclosed(void)
 
 static void watch_exit(struct eep_world *world)
 {
-    if (world->ulfm && world->xport.topo.size > 1 && atexit(end_unclosed) == 0) {
+    if (world->ulfm && world->processes > 1 && atexit(end_unclosed) == 0) {
         unclosed.process = getpid();
         unclosed.world = world;
     }
@@ -326,7 +332,8 @@ void eep_world_forget_topology(struct eep_world *world)
     eep_mem_free(world->node_rank_of);
     eep_mem_free(world->node_ranks);
     eep_mem_free(world->is_here);
-    world->node_of = world->node_rank_of = world->node_ranks = NULL;
+    eep_mem_free(world->origin_of);
+    world->node_of = world->node_rank_of = world->node_ranks = world->origin_of = NULL;
     world->is_here = NULL;
     world->xport.topo = (struct eep_topology){.nodes = 1};
 }
@@ -475,18 +482,24 @@ static void end_in_turn(const struct eep_world *world)
 static void world_close(struct eep_xport *xport, enum eep_status status)
 {
     struct eep_world *world = (struct eep_world *)xport;
+    /* Else some process takes no part in the end: it is parked, or was lost. */
+    const bool all = world->losses == 0 && xport->topo.size == world->processes;
     bool orderly = false;
 
     (void)fflush(stdout);
     if (status == EEP_OK) {
         status = world->broken;
     }
-    if (status == EEP_OK) {
-        orderly = eep_control_agree(world, "leaving", EEP_OK) == EEP_OK && world->losses == 0 &&
+    if (xport->topo.rank == EEP_NO_RANK) {
+        /* parked: nobody waits for it */
+    } else if (status == EEP_OK) {
+        orderly = eep_control_agree(world, "leaving", EEP_OK) == EEP_OK && all &&
                   all_leave(world, world->timeout_ns);
+        eep_roster_tell_end(world, status);
     } else {
         tell_leaving(world);
-        if (world->death || world->losses > 0) {
+        eep_roster_tell_end(world, status);
+        if (world->death || !all) {
             linger(world);
         } else {
             orderly = all_leave(world, LEAVE_NS);
@@ -533,19 +546,37 @@ static const struct eep_xport_ops mpi_ops = {
     .transfer_begin = eep_transfer_begin,
     .transfer_test = eep_transfer_test,
     .recover = eep_world_recover,
+    .regroup = eep_world_regroup,
+    .roster_send = eep_roster_send,
+    .roster_take = eep_roster_take,
+    .roster_wait = eep_roster_wait,
     .close = world_close,
 };
 
-static enum eep_status make_communicators(struct eep_world *world)
+/* The first `active` processes are ranks (0: all), the rest is parked. */
+static enum eep_status make_communicators(struct eep_world *world, uint32_t active)
 {
     int rank, size;
 
     EEP_MPI_TRY(world, "joining", MPI_Comm_rank(MPI_COMM_WORLD, &rank));
     EEP_MPI_TRY(world, "joining", MPI_Comm_size(MPI_COMM_WORLD, &size));
-    world->xport.topo.rank = (uint32_t)rank;
-    world->xport.topo.size = (uint32_t)size;
-    EEP_MPI_TRY(world, "joining", MPI_Comm_dup(MPI_COMM_WORLD, &world->control));
-    EEP_MPI_TRY(world, "joining", MPI_Comm_dup(MPI_COMM_WORLD, &world->data));
+    world->origin = (uint32_t)rank;
+    world->processes = (uint32_t)size;
+    if (active == 0 || active > world->processes) {
+        active = world->processes;
+    }
+    const bool parked = world->origin >= active;
+    EEP_TRY(eep_roster_open(world, active));
+    world->xport.topo.rank = parked ? EEP_NO_RANK : world->origin;
+    world->xport.topo.size = parked ? 0 : active;
+    EEP_MPI_TRY(world, "joining", MPI_Comm_dup(MPI_COMM_WORLD, &world->roster));
+    EEP_MPI_TRY(world, "joining", MPI_Comm_set_errhandler(world->roster, MPI_ERRORS_RETURN));
+    EEP_MPI_TRY(world, "joining",
+                MPI_Comm_split(world->roster, parked ? MPI_UNDEFINED : 1, rank, &world->control));
+    if (parked) {
+        return EEP_OK;
+    }
+    EEP_MPI_TRY(world, "joining", MPI_Comm_dup(world->control, &world->data));
     EEP_MPI_TRY(world, "joining", MPI_Comm_set_errhandler(world->control, MPI_ERRORS_RETURN));
     EEP_MPI_TRY(world, "joining", MPI_Comm_set_errhandler(world->data, MPI_ERRORS_RETURN));
     return EEP_OK;
@@ -559,16 +590,16 @@ enum eep_status eep_world_settle(struct eep_world *world)
 
 static enum eep_status join(struct eep_world *world)
 {
-    world->origin = world->was = world->xport.topo.rank;
+    world->was = world->xport.topo.rank;
     world->ulfm = eep_ulfm_active();
-    if (!world->ulfm && world->xport.topo.rank == 0 && world->xport.topo.size > 1) {
+    if (!world->ulfm && world->origin == 0 && world->processes > 1) {
         eep_log(EEP_LOG_WARN, "fault tolerance is off: the loss of a rank ends the job (start with "
                               "scripts/mpi-run, eep launch, or mpirun --with-ft ulfm)");
     }
-    if (world->xport.topo.size > 1) {
-        eep_log_rank_set((int)world->xport.topo.rank);
+    if (world->processes > 1) {
+        eep_log_rank_set((int)world->origin);
     }
-    return eep_world_settle(world);
+    return world->control != MPI_COMM_NULL ? eep_world_settle(world) : EEP_OK;
 }
 
 enum eep_status eep_world_open(const struct eep_world_params *params, struct eep_xport **xport_out)
@@ -584,6 +615,7 @@ enum eep_status eep_world_open(const struct eep_world_params *params, struct eep
     *world = (struct eep_world){.xport = {.ops = &mpi_ops, .topo = {.nodes = 1}},
                                 .control = MPI_COMM_NULL,
                                 .data = MPI_COMM_NULL,
+                                .roster = MPI_COMM_NULL,
                                 .timeout_ns = p.timeout_ns,
                                 .silent_after_ns = p.silent_after_ns,
                                 .node = {.fd = -1}};
@@ -594,7 +626,7 @@ enum eep_status eep_world_open(const struct eep_world_params *params, struct eep
         eep_mem_free(world);
         return status;
     }
-    status = make_communicators(world);
+    status = make_communicators(world, p.active);
     eep_watch_end();
     if (status == EEP_OK) {
         world->node_size = p.node_size;

@@ -271,6 +271,32 @@ static enum eep_status loop_recover(struct eep_xport *x, uint32_t *was_out)
     return EEP_FAIL(EEP_ERR_INVALID, "a single rank has nobody to lose");
 }
 
+static enum eep_status loop_regroup(struct eep_xport *x, const uint32_t *origins, uint32_t count)
+{
+    (void)x, (void)origins, (void)count;
+    return EEP_FAIL(EEP_ERR_UNSUPPORTED, "there is one process only: nobody can join or leave");
+}
+
+static enum eep_status loop_roster_send(struct eep_xport *x, uint32_t origin, const void *data,
+                                        size_t bytes)
+{
+    (void)x, (void)data, (void)bytes;
+    return EEP_FAIL(EEP_ERR_INVALID, "a message to process %u of 1", origin);
+}
+
+static bool loop_roster_take(struct eep_xport *x, uint32_t *from_out, void *data, size_t capacity,
+                             size_t *bytes_out)
+{
+    (void)x, (void)from_out, (void)data, (void)capacity, (void)bytes_out;
+    return false;
+}
+
+static enum eep_status loop_roster_wait(struct eep_xport *x, uint64_t timeout_ns)
+{
+    (void)x, (void)timeout_ns;
+    return EEP_FAIL(EEP_ERR_UNSUPPORTED, "there is one process only: it is not parked");
+}
+
 static void loop_close(struct eep_xport *x, enum eep_status status)
 {
     (void)status;
@@ -296,17 +322,22 @@ static const struct eep_xport_ops loopback_ops = {
     .transfer_begin = loop_transfer_begin,
     .transfer_test = loop_transfer_test,
     .recover = loop_recover,
+    .regroup = loop_regroup,
+    .roster_send = loop_roster_send,
+    .roster_take = loop_roster_take,
+    .roster_wait = loop_roster_wait,
     .close = loop_close,
 };
 
 enum eep_status eep_loopback_open(struct eep_xport **xport_out)
 {
-    static const uint32_t node_of[1] = {0};
+    static const uint32_t zero[1] = {0};
     struct eep_xport *x;
 
     EEP_TRY(eep_mem_alloc(1, sizeof(*x), "transport", &x));
-    *x = (struct eep_xport){.ops = &loopback_ops,
-                            .topo = {.size = 1, .nodes = 1, .node_size = 1, .node_of = node_of}};
+    *x = (struct eep_xport){
+        .ops = &loopback_ops,
+        .topo = {.size = 1, .nodes = 1, .node_size = 1, .node_of = zero, .origin_of = zero}};
     *xport_out = x;
     return EEP_OK;
 }

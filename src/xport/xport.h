@@ -23,6 +23,7 @@
 
 #define EEP_NO_RANK UINT32_MAX
 #define EEP_NEVER_NS UINT64_MAX
+#define EEP_ROSTER_BYTES_MAX 512u /* in one message between processes */
 
 /** Where this rank stands. Fixed for the life of the transport (one epoch). */
 struct eep_topology {
@@ -33,6 +34,9 @@ struct eep_topology {
     uint32_t node_rank; /* 0 = the node's lowest rank, its authority */
     uint32_t node_size;
     const uint32_t *node_of; /* (size): node of each rank */
+    /* (size): number of each rank's process, for the job's life: its rank among all that were
+     * started. A parked process has rank EEP_NO_RANK and size 0. */
+    const uint32_t *origin_of;
 };
 
 /** Size of an exchange; the same on every rank. */
@@ -162,6 +166,42 @@ struct eep_xport_ops {
      */
     enum eep_status (*recover)(struct eep_xport *x, uint32_t *was_out);
 
+    /**
+     * Make a new world of the processes `origins` (count), ascending. Called, with the same list,
+     * by all ranks of the present world and by the parked processes that are named; other parked
+     * processes take part from within roster_wait() and roster_take(), which they must be calling.
+     * Exchanges, boards and transfers of before must have ended. A rank that is not named is parked
+     * afterwards. topo is new.
+     *
+     * @retval EEP_ERR_TIMEOUT    some process did not come; all is as before
+     * @retval EEP_ERR_PEER_LOST  a process died: ranks (topo.rank is not EEP_NO_RANK) call
+     *                            recover(), and find by topo.origin_of who is left; parked
+     * processes are parked as before
+     * @retval EEP_ERR_UNSUPPORTED the launcher has no fault tolerance, or there is one rank only
+     */
+    enum eep_status (*regroup)(struct eep_xport *x, const uint32_t *origins, uint32_t count);
+
+    /**
+     * Send a message to another process of the job, rank or parked; it is copied. Does not wait.
+     *
+     * @retval EEP_ERR_PEER_LOST  it is known to be dead; no rank of the world need be
+     */
+    enum eep_status (*roster_send)(struct eep_xport *x, uint32_t origin, const void *data,
+                                   size_t bytes);
+
+    /** The next message, if there is one. `capacity` is at least EEP_ROSTER_BYTES_MAX. */
+    bool (*roster_take)(struct eep_xport *x, uint32_t *from_out, void *data, size_t capacity,
+                        size_t *bytes_out);
+
+    /**
+     * Sleep until there is a message. For parked processes.
+     *
+     * @retval EEP_ERR_TIMEOUT    none came
+     * @retval EEP_ERR_REVOKED    the ranks have ended in order: close, with EEP_OK
+     * @retval EEP_ERR_PEER_LOST  all ranks have died or given up: close, with this status
+     */
+    enum eep_status (*roster_wait)(struct eep_xport *x, uint64_t timeout_ns);
+
     /** Leave in order. Collective when `status` is EEP_OK, else local and at once. */
     void (*close)(struct eep_xport *x, enum eep_status status);
 };
@@ -185,8 +225,9 @@ struct eep_xport {
 
 /** How to join the world. */
 struct eep_world_params {
-    uint32_t node_size;  /* every so many ranks are one pretended node; 0 = as the machines are
-                            (or EEP_NODE_SIZE from the environment) */
+    uint32_t node_size; /* every so many ranks are one pretended node; 0 = as the machines are
+                           (or EEP_NODE_SIZE from the environment) */
+    uint32_t active; /* only the first so many processes are ranks, the rest is parked; 0 = all */
     uint64_t timeout_ns; /* longest wait for another rank; 0 = default (or EEP_TIMEOUT seconds) */
     /* With fault tolerance, a rank whose process has stood still for so long (stopped, not busy) is
      * killed and lost; 0 = 10 s (or EEP_SILENT_AFTER seconds, 0 there: never), or EEP_NEVER_NS. */

@@ -14,6 +14,11 @@
  *                                         left, or LEFT are. ... is one of the ways in go(), or
  * fail: to leave with an error
  *
+ *     exchange_test regroup ACTIVE CYCLES [PROCESS US]
+ *                                         ACTIVE ranks at the start, then others, again and again;
+ *                                         PROCESS is killed US microseconds after the first change
+ *                                         has begun there, and the others go on
+ *
  * Every rank knows the seed, so each computes what all others send and compares. Status 0: right;
  * 1: a call failed (its text is on stderr); 3: wrong data.
  */
@@ -673,9 +678,222 @@ static enum eep_status test_survive(const char *how, uint32_t at_a_time, uint64_
     return EEP_OK;
 }
 
+/* ---- changes of membership ---- */
+
+#define PROCESSES_MAX 16u
+#define LAST_STEP 1000000u
+
+/* Who is to be a rank; also the message to those that join. */
+struct members {
+    uint32_t step; /* of the plan */
+    uint32_t count;
+    uint32_t origins[PROCESSES_MAX];
+};
+
+static struct {
+    uint32_t me, processes;
+    uint32_t victim, victim_us; /* processes: nobody */
+    double ms_max, ms_sum;
+    uint32_t changes;
+} group;
+
+/* What follows on each other: all, two, three with one of before, all others, all but one. */
+static struct members plan_members(uint32_t step)
+{
+    struct members m = {.step = step};
+
+    for (uint32_t o = 0; o < group.processes; o++) {
+        const bool in = step % 5 == 0   ? true
+                        : step % 5 == 1 ? o == 1 || o == 3
+                        : step % 5 == 2 ? o >= 1 && o <= 3
+                        : step % 5 == 3 ? o % 2 == 0
+                                        : o != step % group.processes;
+
+        if (in) {
+            m.origins[m.count++] = o;
+        }
+    }
+    return m;
+}
+
+static bool has(const uint32_t *origins, uint32_t count, uint32_t origin)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (origins[i] == origin) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void die_later(uint32_t us)
+{
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL};
+    const struct itimerspec when = {
+        .it_value = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000 + 1}};
+    timer_t timer;
+
+    CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 &&
+              timer_settime(timer, 0, &when, NULL) == 0,
+          "timer");
+}
+
+static enum eep_status change(const struct members *m)
+{
+    const uint64_t begin_ns = eep_clock_ns();
+
+    if (group.me == group.victim) {
+        die_later(group.victim_us);
+        group.victim = group.processes;
+    }
+    EEP_TRY(xport->ops->regroup(xport, m->origins, m->count));
+    const double ms = (double)(eep_clock_ns() - begin_ns) * 1e-6;
+    group.ms_max = EEP_MAX(group.ms_max, ms);
+    group.ms_sum += ms;
+    group.changes++;
+    CHECK((xport->topo.rank != EEP_NO_RANK) == has(m->origins, m->count, group.me), "place");
+    if (xport->topo.rank != EEP_NO_RANK) {
+        CHECK(xport->topo.size == m->count &&
+                  memcmp(xport->topo.origin_of, m->origins, m->count * sizeof(uint32_t)) == 0 &&
+                  m->origins[xport->topo.rank] == group.me,
+              "%u ranks", xport->topo.size);
+    } else {
+        CHECK(xport->topo.size == 0, "%u ranks", xport->topo.size);
+    }
+    return EEP_OK;
+}
+
+/* Rank 0 calls those that join; all change. */
+static enum eep_status call_and_change(const struct members *m)
+{
+    const struct eep_topology *topo = &xport->topo;
+
+    for (uint32_t i = 0; i < m->count && topo->rank == 0; i++) {
+        if (!has(topo->origin_of, topo->size, m->origins[i])) {
+            (void)xport->ops->roster_send(xport, m->origins[i], m, sizeof(*m));
+        }
+    }
+    return change(m);
+}
+
+static enum eep_status work_a_little(void)
+{
+    const struct shape shape = {33, 8, 256, 64};
+
+    EEP_TRY(test_control());
+    EEP_TRY(test_board());
+    return test_shape(&shape, 9);
+}
+
+/* Until this process is a rank, or the job ends. */
+static enum eep_status be_parked(uint32_t *step_out)
+{
+    unsigned char note[EEP_ROSTER_BYTES_MAX];
+    struct members m;
+    uint32_t from;
+    size_t bytes;
+
+    while (xport->topo.rank == EEP_NO_RANK) {
+        enum eep_status status = xport->ops->roster_wait(xport, 30 * EEP_NS_PER_S);
+
+        if (status != EEP_OK) {
+            return status;
+        }
+        CHECK(xport->ops->roster_take(xport, &from, note, sizeof(note), &bytes), "no message");
+        CHECK(bytes == sizeof(m), "%zu bytes", bytes);
+        memcpy(&m, note, sizeof(m));
+        status = change(&m);
+        if (status != EEP_OK && (status != EEP_ERR_PEER_LOST || xport->topo.rank != EEP_NO_RANK)) {
+            return status;
+        }
+        *step_out = m.step;
+    }
+    return EEP_OK;
+}
+
+/* After a loss: those that are left, then all that live. */
+static enum eep_status regroup_after_loss(uint32_t victim)
+{
+    struct members m = {.step = LAST_STEP};
+    enum eep_status status = EEP_ERR_PEER_LOST;
+    uint32_t was[PROCESSES_MAX];
+
+    while (status == EEP_ERR_PEER_LOST) {
+        status = xport->ops->recover(xport, was);
+        if (status == EEP_OK) {
+            status = work_a_little();
+        }
+    }
+    EEP_TRY(status);
+    CHECK(!has(xport->topo.origin_of, xport->topo.size, victim), "the dead is a rank");
+    for (uint32_t o = 0; o < group.processes; o++) {
+        if (o != victim) {
+            m.origins[m.count++] = o;
+        }
+    }
+    return call_and_change(&m);
+}
+
+static enum eep_status take_turns(uint32_t steps)
+{
+    enum eep_status status = xport->topo.rank != EEP_NO_RANK ? work_a_little() : EEP_OK;
+
+    for (uint32_t step = 0; step < steps && status == EEP_OK; step++) {
+        if (xport->topo.rank == EEP_NO_RANK) {
+            status = be_parked(&step);
+        } else {
+            const struct members m = plan_members(step);
+
+            status = call_and_change(&m);
+        }
+        if (status == EEP_OK && xport->topo.rank != EEP_NO_RANK) {
+            status = work_a_little();
+        }
+    }
+    return status;
+}
+
+static uint32_t from_environment(const char *name)
+{
+    const char *text = getenv(name);
+
+    CHECK(text != NULL, "no %s", name);
+    return (uint32_t)atoi(text);
+}
+
+static enum eep_status test_regroup(int argc, char **argv)
+{
+    enum eep_status status;
+    uint32_t step;
+
+    group.me = from_environment("OMPI_COMM_WORLD_RANK");
+    group.processes = from_environment("OMPI_COMM_WORLD_SIZE");
+    const uint32_t victim = argc > 5 ? (uint32_t)atoi(argv[4]) : group.processes;
+    group.victim = victim;
+    group.victim_us = argc > 5 ? (uint32_t)atoi(argv[5]) : 0;
+    status = take_turns((uint32_t)atoi(argv[3]));
+
+    if (status == EEP_ERR_PEER_LOST && victim < group.processes &&
+        xport->topo.rank != EEP_NO_RANK) {
+        status = regroup_after_loss(victim);
+        if (status == EEP_OK) {
+            status = work_a_little();
+        }
+    }
+    if (status == EEP_OK && xport->topo.rank == EEP_NO_RANK) {
+        status = be_parked(&step); /* to the end */
+    }
+    if (status == EEP_OK && xport->topo.rank == 0) {
+        printf("regrouped %u times: %.1f ms, at most %.1f ms\n", group.changes,
+               group.ms_sum / EEP_MAX(group.changes, 1u), group.ms_max);
+    }
+    return status == EEP_ERR_REVOKED ? EEP_OK : status;
+}
+
 int main(int argc, char **argv)
 {
-    const struct eep_world_params params = {.node_size = 0};
+    const bool regroup = argc > 3 && strcmp(argv[1], "regroup") == 0;
+    const struct eep_world_params params = {.active = regroup ? (uint32_t)atoi(argv[2]) : 0};
     const char *node_size = getenv("EEP_NODE_SIZE");
     enum eep_status status = eep_world_open(&params, &xport);
 
@@ -683,8 +901,11 @@ int main(int argc, char **argv)
         eep_log(EEP_LOG_ERROR, "%s", eep_error_text());
         return 1;
     }
-    check_topology(node_size != NULL ? (uint32_t)atoi(node_size) : 0);
-    status = argc > 1 && strcmp(argv[1], "idle") == 0   ? test_idle()
+    if (!regroup) {
+        check_topology(node_size != NULL ? (uint32_t)atoi(node_size) : 0);
+    }
+    status = regroup                                    ? test_regroup(argc, argv)
+             : argc > 1 && strcmp(argv[1], "idle") == 0 ? test_idle()
              : argc > 2 && strcmp(argv[1], "busy") == 0 ? test_busy((uint64_t)atoll(argv[2]))
              : argc > 4 ? test_survive(argv[2], (uint32_t)atoi(argv[3]), (uint64_t)atoll(argv[4]),
                                        argc > 5 ? (uint32_t)atoi(argv[5]) : 1)
