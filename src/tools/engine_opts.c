@@ -261,25 +261,28 @@ static enum eep_status read_all(const char *path, FILE *file, char **data_out, s
  * Standard input of the job. Open MPI 5 hands rank 0 what comes in on mpirun's standard input, but
  * not that it has ended; so eep launch and scripts/mpi-run say where it is to be opened.
  */
-static enum eep_status open_input(FILE **file_out)
+enum eep_status eep_input_path(const char **path_out)
 {
-    const char *path = getenv("EEP_STDIN");
-
-    if (path != NULL) {
-        *file_out = fopen(path, "rb");
-        return *file_out != NULL ? EEP_OK
-                                 : EEP_FAIL(EEP_ERR_IO,
-                                            "standard input cannot be opened on rank 0 (%s: %s); "
-                                            "put the input into a file",
-                                            path, strerror(errno));
-    }
-    if (getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
+    *path_out = getenv("EEP_STDIN");
+    if (*path_out == NULL && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
         return EEP_FAIL(EEP_ERR_UNSUPPORTED,
                         "standard input under a plain mpirun: Open MPI 5 does not pass its end on; "
                         "use 'eep launch', scripts/mpi-run, or a file");
     }
-    *file_out = stdin;
     return EEP_OK;
+}
+
+static enum eep_status open_input(FILE **file_out)
+{
+    const char *path;
+
+    EEP_TRY(eep_input_path(&path));
+    *file_out = path != NULL ? fopen(path, "rb") : stdin;
+    return *file_out != NULL ? EEP_OK
+                             : EEP_FAIL(EEP_ERR_IO,
+                                        "standard input cannot be opened on rank 0 (%s: %s); "
+                                        "put the input into a file",
+                                        path, strerror(errno));
 }
 
 enum eep_status eep_read_file(const char *path, char **data_out, size_t *bytes_out)

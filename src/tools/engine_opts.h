@@ -29,6 +29,10 @@ struct eep_engine_opts {
     struct eep_rebalance_params rebalance;
 };
 
+/** Where the job's standard input can be opened on rank 0's machine; NULL: it is this process's
+ *  own. EEP_ERR_UNSUPPORTED under a plain mpirun. */
+EEP_MUST_CHECK enum eep_status eep_input_path(const char **path_out);
+
 #define EEP_ENGINE_OPT_COUNT 25
 
 /** Write the table of those options into opts_out (EEP_ENGINE_OPT_COUNT entries). */

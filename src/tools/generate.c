@@ -5,11 +5,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
+#include "base/mem.h"
 #include "ckpt/ckpt.h"
 #include "tools/admin.h"
 #include "tools/engine_opts.h"
+#include "tools/generate_index.h"
+#include "tools/generate_page.h"
+#include "tools/generate_stream.h"
 #include "tools/prompts.h"
 #include "tools/tools.h"
 
@@ -22,26 +27,47 @@ static const struct eep_command_help help = {
         "A prompts file has one JSON object per line: {\"prompt\": \"...\"} or\n"
         "{\"prompt_ids\": [...]}, and optionally max_tokens, temperature, top_k, top_p, seed,\n"
         "ignore_eos. --json prints per prompt {\"index\": 0, \"prompt_tokens\": 12,\n"
-        "\"token_ids\": [...], \"text\": \"...\"} (text is null without a tokenizer.json).",
+        "\"token_ids\": [...], \"text\": \"...\"} (text is null without a tokenizer.json).\n"
+        "With --prompts-file - --json prompts are answered as they come; a wrong line then gets\n"
+        "{\"index\": 1, \"error\": \"...\"}, and the exit status at the end is 1.",
 };
+
+/* What became of a request; the same on every rank. */
+struct answer {
+    bool ended;
+    char *reason; /* why it failed; NULL: it did not; owned */
+};
+
+#define STEPS_BACK 4           /* without a page these are printed again after a loss */
+#define PRINT_AGAIN_AT_MOST 64 /* and so many answers when somebody drops what comes twice */
 
 struct generate {
     struct eep_engine_opts engine_opts;
     struct eep_prompt_source source;
-    bool json;
+    bool json, unordered;
     const char *logits_out;
     struct eep_tool_admin_opts admin_opts;
 
     struct eep_engine *engine;
     struct eep_tool_admin *admin; /* NULL: no endpoint on this rank */
-    uint32_t *prompt_counts;      /* (count) */
-    size_t count;
-    bool *ended;          /* (count) */
-    char (*reasons)[128]; /* (count): why a request failed, or "" */
-    size_t next_print;    /* requests before it are printed */
-    size_t streamed;      /* tokens of a single prompt that are on the screen */
-    bool no_text;         /* the model has no tokenizer */
-    size_t failures;
+    struct eep_index_set delivered;
+    bool streaming;         /* requests come on standard input while others run */
+    bool is_first;          /* this process is rank 0 */
+    struct answer *answers; /* (capacity), by request */
+    uint64_t *order;        /* (capacity), requests as they ended: the order of printing, when
+                               unordered */
+    uint64_t capacity, ended;
+    uint64_t leading;           /* the requests before it have ended */
+    uint64_t ready[STEPS_BACK]; /* answers that could be printed after each of the last steps */
+    uint64_t steps;
+    uint64_t failures;
+
+    struct eep_print_page *page; /* NULL: none */
+    struct eep_stream stream;    /* of rank 0 */
+    uint64_t printed;            /* answers */
+    uint64_t wrong;              /* wrong lines told */
+    size_t streamed;             /* of a single prompt's text, on the screen already */
+    bool no_text;                /* the model has no tokenizer */
 };
 
 /* Text of tokens; NULL when the model has no tokenizer. The caller frees it. */
@@ -52,46 +78,58 @@ static enum eep_status text_of(struct generate *g, const uint32_t *ids, size_t c
     return g->no_text ? EEP_OK : eep_engine_decode(g->engine, ids, count, text_out);
 }
 
-static enum eep_status print_json(struct generate *g, size_t index)
+static enum eep_status not_written(void)
+{
+    return EEP_FAIL(EEP_ERR_IO, "results cannot be written: %s", strerror(errno));
+}
+
+/* One write for a whole line, so that it is torn as rarely as can be. Takes over the object. */
+static enum eep_status write_line(json_t *object)
+{
+    char *text = object != NULL ? json_dumps(object, JSON_COMPACT) : NULL;
+    const bool written = text != NULL && puts(text) >= 0 && fflush(stdout) == 0;
+
+    free(text);
+    json_decref(object);
+    return written ? EEP_OK : not_written();
+}
+
+static enum eep_status print_json(struct generate *g, uint64_t request)
 {
     size_t count;
     char *text;
-    const uint32_t *ids = eep_engine_tokens(g->engine, index, &count);
+    const uint32_t *ids = eep_engine_tokens(g->engine, request, &count);
 
     EEP_TRY(text_of(g, ids, count, &text));
     json_t *list = json_array();
     for (size_t i = 0; i < count; i++) {
         json_array_append_new(list, json_integer(ids[i]));
     }
-    json_t *line = json_pack("{s:I, s:I, s:o, s:s?}", "index", (json_int_t)index, "prompt_tokens",
-                             (json_int_t)g->prompt_counts[index], "token_ids", list, "text", text);
-    if (line != NULL && g->reasons[index][0] != '\0') {
-        json_object_set_new(line, "error", json_string(g->reasons[index]));
+    json_t *line =
+        json_pack("{s:I, s:I, s:o, s:s?}", "index", (json_int_t)eep_engine_tag(g->engine, request),
+                  "prompt_tokens", (json_int_t)eep_engine_prompt_tokens(g->engine, request),
+                  "token_ids", list, "text", text);
+    if (line != NULL && g->answers[request].reason != NULL) {
+        json_object_set_new(line, "error", json_string(g->answers[request].reason));
     }
     free(text);
-    const bool written = line != NULL && json_dumpf(line, stdout, JSON_COMPACT) == 0 &&
-                         putchar('\n') != EOF && fflush(stdout) == 0;
-    json_decref(line);
-    return written ? EEP_OK
-                   : EEP_FAIL(EEP_ERR_IO, "results cannot be written: %s", strerror(errno));
+    return write_line(line);
 }
 
-static enum eep_status print_text(struct generate *g, size_t index)
+static enum eep_status print_text(struct generate *g, uint64_t request)
 {
     size_t count;
     char *text;
-    const uint32_t *ids = eep_engine_tokens(g->engine, index, &count);
+    const uint32_t *ids = eep_engine_tokens(g->engine, request, &count);
 
     EEP_TRY(text_of(g, ids, count, &text));
-    printf("[%zu] ", index);
+    printf("[%" PRIu64 "] ", eep_engine_tag(g->engine, request));
     for (size_t i = 0; text == NULL && i < count; i++) {
         printf("%s%" PRIu32, i > 0 ? "," : "", ids[i]);
     }
     printf("%s\n", text != NULL ? text : "");
     free(text);
-    return fflush(stdout) == 0
-               ? EEP_OK
-               : EEP_FAIL(EEP_ERR_IO, "results cannot be written: %s", strerror(errno));
+    return fflush(stdout) == 0 ? EEP_OK : not_written();
 }
 
 /* True if the text ends in the middle of a character. */
@@ -104,7 +142,7 @@ static bool ends_cut(const char *text)
 
 /* The new part of a single prompt's text, held back while a character is incomplete. All of it is
  * decoded anew, since what a token looks like may depend on those before it. */
-static enum eep_status stream(struct generate *g)
+static enum eep_status stream_text(struct generate *g)
 {
     size_t count;
     char *text;
@@ -115,85 +153,222 @@ static enum eep_status stream(struct generate *g)
         for (; g->streamed < count; g->streamed++) {
             printf("%s%" PRIu32, g->streamed > 0 ? "," : "", ids[g->streamed]);
         }
-    } else if (strlen(text) > g->streamed && (g->ended[0] || !ends_cut(text))) {
+    } else if (strlen(text) > g->streamed && (g->answers[0].ended || !ends_cut(text))) {
         fputs(text + g->streamed, stdout);
         g->streamed = strlen(text);
     }
     free(text);
-    return fflush(stdout) == 0
-               ? EEP_OK
-               : EEP_FAIL(EEP_ERR_IO, "results cannot be written: %s", strerror(errno));
+    const bool written = fflush(stdout) == 0;
+
+    if (g->page != NULL) {
+        g->page->streamed = g->streamed;
+    }
+    return written ? EEP_OK : not_written();
 }
 
-static enum eep_status print_ended(struct generate *g)
-{
-    const bool streams = g->count == 1 && !g->json;
+/* ---- printing, on rank 0 ---- */
 
-    if (streams) {
-        EEP_TRY(stream(g));
-    }
-    for (; g->next_print < g->count && g->ended[g->next_print]; g->next_print++) {
-        if (g->reasons[g->next_print][0] != '\0') {
-            eep_log(EEP_LOG_ERROR, "prompt %zu: %s", g->next_print, g->reasons[g->next_print]);
-        }
-        if (streams) {
-            putchar('\n');
-        } else {
-            EEP_TRY(g->json ? print_json(g, g->next_print) : print_text(g, g->next_print));
-        }
+static bool streams_text(const struct generate *g)
+{
+    return !g->json && !g->streaming && eep_engine_requests(g->engine) == 1;
+}
+
+static enum eep_status print_wrong(struct generate *g)
+{
+    const struct eep_wrong_line *line = g->stream.wrong;
+
+    EEP_TRY(
+        write_line(json_pack("{s:I, s:s}", "index", (json_int_t)line->index, "error", line->text)));
+    eep_stream_drop_wrong(&g->stream);
+    g->wrong++;
+    if (g->page != NULL) {
+        g->page->wrong = g->wrong;
     }
     return EEP_OK;
 }
 
-static void take_events(struct generate *g)
+static enum eep_status print_answer(struct generate *g)
 {
-    struct eep_event event;
+    const uint64_t request = g->unordered ? g->order[g->printed] : g->printed;
 
-    while (eep_engine_next_event(g->engine, &event)) {
-        if (event.kind == EEP_EVENT_FAILED) {
-            g->failures++;
-            snprintf(g->reasons[event.request], sizeof(g->reasons[0]), "%s", event.reason);
-        }
-        if (event.kind != EEP_EVENT_TOKEN) {
-            g->ended[event.request] = true;
+    if (g->answers[request].reason != NULL) {
+        eep_log(EEP_LOG_ERROR, "prompt %" PRIu64 ": %s", eep_engine_tag(g->engine, request),
+                g->answers[request].reason);
+    }
+    if (streams_text(g)) {
+        putchar('\n');
+    } else {
+        EEP_TRY(g->json ? print_json(g, request) : print_text(g, request));
+    }
+    g->printed++;
+    if (g->page != NULL) {
+        g->page->printed = g->printed;
+    }
+    return EEP_OK;
+}
+
+/* Answers that can be printed so far. */
+static uint64_t ready(const struct generate *g)
+{
+    return g->unordered ? g->ended : g->leading;
+}
+
+static enum eep_status print_ready(struct generate *g)
+{
+    if (streams_text(g)) {
+        EEP_TRY(stream_text(g));
+    }
+    for (;;) {
+        const struct eep_wrong_line *wrong = g->stream.wrong;
+
+        if (wrong != NULL && (g->unordered || wrong->after <= g->printed)) {
+            EEP_TRY(print_wrong(g));
+        } else if (g->printed < ready(g)) {
+            EEP_TRY(print_answer(g));
+        } else {
+            return fflush(stdout) == 0 ? EEP_OK : not_written();
         }
     }
 }
 
+/* ---- the loop ---- */
+
+/* Room for every request that the engine has. */
+static enum eep_status make_room(struct generate *g)
+{
+    const uint64_t needed = eep_engine_requests(g->engine);
+    const uint64_t capacity = needed + needed / 2 + 64;
+
+    if (needed <= g->capacity) {
+        return EEP_OK;
+    }
+    struct answer *answers = realloc(g->answers, capacity * sizeof(*answers));
+    g->answers = answers != NULL ? answers : g->answers;
+    uint64_t *order = realloc(g->order, capacity * sizeof(*order));
+    g->order = order != NULL ? order : g->order;
+    if (answers == NULL || order == NULL) {
+        return EEP_FAIL(EEP_ERR_NOMEM, "no memory for %" PRIu64 " results", capacity);
+    }
+    memset(answers + g->capacity, 0, (capacity - g->capacity) * sizeof(*answers));
+    g->capacity = capacity;
+    return EEP_OK;
+}
+
+static enum eep_status take_events(struct generate *g)
+{
+    struct eep_event event;
+
+    EEP_TRY(make_room(g));
+    while (eep_engine_next_event(g->engine, &event)) {
+        if (event.kind == EEP_EVENT_FAILED) {
+            g->failures++;
+            g->answers[event.request].reason = strdup(event.reason);
+        }
+        if (event.kind == EEP_EVENT_FAILED || event.kind == EEP_EVENT_DONE) {
+            g->answers[event.request].ended = true;
+            g->order[g->ended++] = event.request;
+        }
+    }
+    while (g->leading < eep_engine_requests(g->engine) && g->answers[g->leading].ended) {
+        g->leading++;
+    }
+    g->ready[g->steps++ % STEPS_BACK] = ready(g);
+    return EEP_OK;
+}
+
+/* This process is rank 0 from now on, at the start or since those before it are lost: it reads and
+ * prints on where they stopped, and prints again what may not have come out. */
+static enum eep_status become_first(struct generate *g)
+{
+    struct eep_stream_past past = {.requests = eep_engine_requests(g->engine)};
+    const bool drops_doubles = g->json && getenv(EEP_DELIVERED_ENV) != NULL;
+
+    g->is_first = true;
+    if (g->page != NULL) {
+        g->printed = g->page->printed;
+        g->wrong = g->page->wrong;
+        g->streamed = g->page->streamed;
+        past.lines = g->page->lines;
+    } else if (g->steps >= STEPS_BACK) {
+        g->printed = g->ready[g->steps % STEPS_BACK];
+    }
+    if (drops_doubles) {
+        g->printed -= EEP_MIN(g->printed, PRINT_AGAIN_AT_MOST);
+    }
+    if (!g->streaming) {
+        return EEP_OK;
+    }
+    if (past.requests > 0) {
+        past.lines = EEP_MAX(past.lines, eep_engine_tag(g->engine, past.requests - 1) + 1);
+    }
+    past.wrong = drops_doubles ? 0 : g->wrong;
+    EEP_TRY(eep_index_read(&g->delivered));
+    return eep_stream_open(&g->stream, g->engine, &g->source.defaults, &g->delivered, &past);
+}
+
+/* Rank 0's part between two steps. */
+static enum eep_status work_as_first(struct generate *g)
+{
+    if (!g->is_first) {
+        EEP_TRY(become_first(g));
+    }
+    EEP_TRY(print_ready(g));
+    if (g->streaming) {
+        EEP_TRY(eep_stream_take(&g->stream));
+        if (g->page != NULL) {
+            g->page->lines = g->stream.index;
+        }
+        EEP_TRY(print_ready(g)); /* wrong lines */
+    }
+    return EEP_OK;
+}
+
+/* Every collective call is a step, which survives a loss. When rank 0 cannot go on, it stops all.
+ */
 static enum eep_status run_steps(struct generate *g)
 {
-    enum eep_status printed = EEP_OK;
+    enum eep_status status = EEP_OK;
     bool idle = false;
 
     while (!idle) {
-        EEP_TRY(eep_engine_step(g->engine, &idle));
-        eep_tool_admin_step(g->admin);
-        take_events(g);
-        if (eep_engine_rank(g->engine) == 0 && printed == EEP_OK) {
-            printed = print_ended(g);
+        if (eep_engine_rank(g->engine) == 0 && status == EEP_OK) {
+            status = work_as_first(g);
+            if (status != EEP_OK) {
+                eep_engine_stop(g->engine);
+            }
         }
+        EEP_TRY(eep_engine_step(g->engine, &idle));
+        if (eep_engine_has_left(g->engine)) {
+            return status;
+        }
+        eep_tool_admin_step(g->admin);
+        EEP_TRY(take_events(g));
     }
-    return eep_engine_has_left(g->engine) ? EEP_OK
-                                          : eep_engine_agree(g->engine, "results", printed);
+    if (eep_engine_rank(g->engine) == 0 && status == EEP_OK) {
+        status = g->is_first ? EEP_OK : become_first(g);
+        status = status == EEP_OK ? print_ready(g) : status;
+    }
+    return status;
 }
 
 /* All kept logits into one safetensors file, on rank 0. */
 static enum eep_status write_logits(struct generate *g)
 {
-    struct eep_tensor_out *tensors = calloc(g->count, sizeof(*tensors));
-    char(*names)[32] = calloc(g->count, sizeof(*names));
-    float **logits = calloc(g->count, sizeof(*logits));
+    const uint64_t count = eep_engine_requests(g->engine);
+    struct eep_tensor_out *tensors = calloc(count + 1, sizeof(*tensors));
+    char(*names)[32] = calloc(count + 1, sizeof(*names));
+    float **logits = calloc(count + 1, sizeof(*logits));
     const bool have_all = tensors != NULL && names != NULL && logits != NULL;
     enum eep_status status = eep_engine_agree(
         g->engine, "logits",
-        have_all ? EEP_OK : EEP_FAIL(EEP_ERR_NOMEM, "no memory for %zu tensors", g->count));
+        have_all ? EEP_OK : EEP_FAIL(EEP_ERR_NOMEM, "no memory for %" PRIu64 " tensors", count));
 
-    for (size_t i = 0; i < g->count && status == EEP_OK; i++) {
+    for (uint64_t i = 0; i < count && status == EEP_OK; i++) {
         size_t rows;
 
         status = eep_engine_collect_logits(g->engine, i, &logits[i], &rows);
         if (status == EEP_OK) {
-            snprintf(names[i], sizeof(names[i]), "logits.%zu", i);
+            snprintf(names[i], sizeof(names[i]), "logits.%" PRIu64, eep_engine_tag(g->engine, i));
             tensors[i] = (struct eep_tensor_out){.name = names[i],
                                                  .dtype = EEP_F32,
                                                  .dims = 2,
@@ -203,11 +378,11 @@ static enum eep_status write_logits(struct generate *g)
     }
     if (status == EEP_OK) {
         if (eep_engine_rank(g->engine) == 0) {
-            status = eep_safetensors_write(g->logits_out, tensors, g->count);
+            status = eep_safetensors_write(g->logits_out, tensors, count);
         }
         status = eep_engine_agree(g->engine, "logits file", status);
     }
-    for (size_t i = 0; logits != NULL && i < g->count; i++) {
+    for (uint64_t i = 0; logits != NULL && i < count; i++) {
         free(logits[i]);
     }
     free(logits);
@@ -219,25 +394,22 @@ static enum eep_status write_logits(struct generate *g)
 static enum eep_status prepare(struct generate *g)
 {
     EEP_TRY(eep_engine_opts_create(&g->engine_opts, &g->engine));
-    EEP_TRY(eep_prompts_submit(g->engine, &g->source, &g->prompt_counts, &g->count));
-    g->ended = calloc(g->count, sizeof(*g->ended));
-    g->reasons = calloc(g->count, sizeof(*g->reasons));
-    const bool have_all = g->ended != NULL && g->reasons != NULL;
-    EEP_TRY(eep_engine_agree(
-        g->engine, "results",
-        have_all ? EEP_OK : EEP_FAIL(EEP_ERR_NOMEM, "no memory for %zu results", g->count)));
-
-    /* Only rank 0 needs text; a model that has ids alone is all right. */
-    if (eep_engine_rank(g->engine) == 0) {
-        char path[4096];
-
-        snprintf(path, sizeof(path), "%s/tokenizer.json", g->engine_opts.model);
-        FILE *file = fopen(path, "r");
-        g->no_text = file == NULL && errno == ENOENT;
-        if (file != NULL) {
-            fclose(file);
-        }
+    if (g->streaming) {
+        eep_engine_open(g->engine);
+    } else {
+        /* Logits are written at the end, of all prompts. */
+        EEP_TRY(eep_engine_agree(g->engine, "delivered answers",
+                                 g->logits_out == NULL ? eep_index_read(&g->delivered) : EEP_OK));
+        EEP_TRY(eep_prompts_submit(g->engine, &g->source));
     }
+    EEP_TRY(eep_engine_agree(g->engine, "results", make_room(g)));
+    EEP_TRY(eep_print_page_open(g->engine, &g->page));
+
+    /* A model that has ids alone is all right. */
+    char path[4096];
+
+    snprintf(path, sizeof(path), "%s/tokenizer.json", g->engine_opts.model);
+    g->no_text = access(path, F_OK) != 0 && errno == ENOENT;
     EEP_TRY(eep_engine_load(g->engine));
     return eep_tool_admin_open(&g->admin_opts, g->engine, &g->admin);
 }
@@ -252,7 +424,11 @@ static enum eep_status run(struct generate *g)
     if (g->logits_out != NULL) {
         EEP_TRY(write_logits(g));
     }
-    return g->json ? EEP_OK : eep_print_facts(g->engine);
+    if (!g->json && eep_print_facts(g->engine) != EEP_OK) {
+        /* A rank may be lost when all is printed; that spoils nothing. */
+        eep_log(EEP_LOG_WARN, "no facts: %s", eep_error_text());
+    }
+    return EEP_OK;
 }
 
 static int check_usage(const struct generate *g)
@@ -271,11 +447,38 @@ static int check_usage(const struct generate *g)
     return EEP_EXIT_OK;
 }
 
+/* The job's exit status is that of its last rank 0. */
+static int end(struct generate *g, enum eep_status status)
+{
+    const bool stops =
+        g->engine_opts.on_loss != NULL && strcmp(g->engine_opts.on_loss, "stop") == 0;
+    const bool gone_on_without = g->engine != NULL && eep_engine_has_left(g->engine);
+    int exit_status;
+
+    eep_tool_admin_close(g->admin);
+    eep_stream_close(&g->stream);
+    if (gone_on_without || (eep_status_lost(status) >= EEP_LOST_PEER && !stops)) {
+        eep_status_file_forget();
+    }
+    exit_status = eep_tool_end(g->engine, status);
+    if (g->failures > 0 || g->wrong > 0) {
+        exit_status = EEP_EXIT_FAILED;
+    }
+    for (uint64_t i = 0; i < g->capacity; i++) {
+        free(g->answers[i].reason);
+    }
+    free(g->answers);
+    free(g->order);
+    eep_print_page_close(g->page);
+    eep_index_free(&g->delivered);
+    return exit_status;
+}
+
 int eep_cmd_generate(int argc, char **argv)
 {
     struct generate g = {.source.defaults = {.max_tokens = 128, .top_p = 1.0}};
     struct eep_request *d = &g.source.defaults;
-    struct eep_opt opts[EEP_ENGINE_OPT_COUNT + EEP_TOOL_ADMIN_OPT_COUNT + 11] = {
+    struct eep_opt opts[EEP_ENGINE_OPT_COUNT + EEP_TOOL_ADMIN_OPT_COUNT + 12] = {
         {"prompt", EEP_OPT_STRING, &g.source.text, "TEXT", "one prompt"},
         {"prompt-ids", EEP_OPT_U32_LIST, &g.source.ids, "1,2,3", "one prompt as token ids"},
         {"prompts-file", EEP_OPT_STRING, &g.source.file, "FILE",
@@ -287,13 +490,15 @@ int eep_cmd_generate(int argc, char **argv)
         {"seed", EEP_OPT_U64, &d->seed, "N", "seed of the draws (default 0)"},
         {"ignore-eos", EEP_OPT_FLAG, &d->ignore_eos, NULL, "go on after an end-of-text token"},
         {"json", EEP_OPT_FLAG, &g.json, NULL, "one JSON object per prompt on stdout"},
+        {"unordered", EEP_OPT_FLAG, &g.unordered, NULL,
+         "print each answer as soon as it is there, not in the order of\nthe prompts"},
         {"logits-out", EEP_OPT_STRING, &g.logits_out, "FILE",
          "write the logits that each token was chosen from (safetensors)"},
     };
     int exit_status = EEP_EXIT_OK;
 
-    eep_engine_opts_table(&g.engine_opts, opts + 11);
-    eep_tool_admin_table(&g.admin_opts, opts + 11 + EEP_ENGINE_OPT_COUNT);
+    eep_engine_opts_table(&g.engine_opts, opts + 12);
+    eep_tool_admin_table(&g.admin_opts, opts + 12 + EEP_ENGINE_OPT_COUNT);
     switch (eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL)) {
     case EEP_OPTS_HELP:
         return EEP_EXIT_OK;
@@ -306,17 +511,10 @@ int eep_cmd_generate(int argc, char **argv)
     if (exit_status == EEP_EXIT_OK) {
         d->keep_logits = g.logits_out != NULL;
         g.admin_opts.model = g.engine_opts.model;
-        const enum eep_status status = run(&g);
-
-        eep_tool_admin_close(g.admin);
-        exit_status = eep_tool_end(g.engine, status);
-        if (g.failures > 0) {
-            exit_status = EEP_EXIT_FAILED;
-        }
+        g.source.delivered = &g.delivered;
+        g.streaming = g.json && g.source.file != NULL && strcmp(g.source.file, "-") == 0;
+        exit_status = end(&g, run(&g));
     }
     free(g.source.ids.values);
-    free(g.prompt_counts);
-    free(g.ended);
-    free(g.reasons);
     return exit_status;
 }

@@ -4,22 +4,29 @@
  *
  * mpirun's own exit status is no witness: it is 0 when every rank crashed. So each rank appends a
  * line "RANK STATUS" to the file that EEP_STATUS_FILE names, as the last thing that it does, and
- * rank 0's line is the job's status. Without one the job did not end well.
+ * rank 0's line is the job's status, after its loss that of the others. Without one the job is
+ * lost, and is started again if --restarts allows it.
  */
 #include "config.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "base/mem.h"
 #include "base/status.h"
+#include "tools/launch_io.h"
+#include "tools/launch_procs.h"
 #include "tools/opts.h"
 #include "tools/tools.h"
 
@@ -35,6 +42,11 @@ enum { HAVE_MPI = 0 };
 #endif
 
 /* ---- the ranks' side ---- */
+
+void eep_status_file_forget(void)
+{
+    (void)unsetenv(STATUS_ENV);
+}
 
 /* Write this rank's line, if somebody wants it. */
 static void write_status(const char *rank, int status)
@@ -78,6 +90,7 @@ struct launch_options {
     uint32_t node_size;
     const char *host;
     uint32_t time_limit_s;
+    uint32_t restarts; /* UINT32_MAX: as the command needs */
     bool dry_run;
 };
 
@@ -212,6 +225,15 @@ static enum eep_status build_command(const struct launch_options *o, int argc, c
 
 /* ---- running it ---- */
 
+#define EARLY_NS (5 * EEP_NS_PER_S) /* a job that lived shorter and gave nothing ended early */
+#define EARLY_MAX 3
+#define PAUSE_FIRST_MS 100u
+#define PAUSE_MAX_MS 30000u
+#define TURN_MS 50
+#define LOOK_NS (1 * EEP_NS_PER_S) /* between two looks at the job's processes */
+#define HANGS_LOOKS 3
+#define PROBE_S 10u
+
 static volatile sig_atomic_t child_pid; /* 0 while there is none */
 static volatile sig_atomic_t stop_signal, timed_out;
 
@@ -234,41 +256,55 @@ static void pass_on(int number, siginfo_t *info, void *context)
     errno = saved;
 }
 
+static void notice_child(int number)
+{
+    (void)number; /* ends a wait */
+}
+
 static void catch_signals(void)
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGALRM};
     struct sigaction action = {.sa_sigaction = pass_on, .sa_flags = SA_SIGINFO};
+    struct sigaction child = {.sa_handler = notice_child};
 
     sigemptyset(&action.sa_mask);
+    sigemptyset(&child.sa_mask);
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         (void)sigaction(numbers[i], &action, NULL);
     }
+    (void)sigaction(SIGCHLD, &child, NULL);
 }
 
-/* The job reads this process's standard input by its path: src/tools/engine_opts.c. Not opened by
- * the launcher, which would read it too. */
-static int null_input = -1;
-
-static void hand_over_input(void)
+static bool is_stopped(void)
 {
-    char path[64];
-
-    null_input = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (null_input >= 0) {
-        snprintf(path, sizeof(path), "/proc/%ld/fd/0", (long)getpid());
-        (void)setenv("EEP_STDIN", path, 1);
-    }
+    return stop_signal != 0 || timed_out != 0;
 }
+
+/* The job, over all its starts. */
+struct job {
+    struct launch_options o; /* hosts and ranks as they are now */
+    struct eep_launch_io io;
+    char status_path[PATH_MAX];
+    char hosts[4096]; /* what o.host points to after a restart */
+    bool ours;        /* a command of eep */
+    bool must_restart, hangs;
+    int wait_status;
+    int null_input;
+};
 
 /* Only async-signal-safe calls between fork and exec. */
-static void become(const struct words *words, const sigset_t *unblocked)
+static void become(const struct words *words, int null_input, int output, const sigset_t *unblocked)
 {
     static const char text[] = "eep: error: launch: cannot start the launcher; is mpirun on PATH? "
                                "(EEP_MPIRUN names another)\n";
 
     (void)sigprocmask(SIG_SETMASK, unblocked, NULL);
+    (void)signal(SIGPIPE, SIG_DFL);
     if (null_input >= 0) {
         (void)dup2(null_input, STDIN_FILENO);
+    }
+    if (output >= 0) {
+        (void)dup2(output, STDOUT_FILENO);
     }
     (void)execvp(words->list[0], (char *const *)(uintptr_t)words->list);
     if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0) {
@@ -277,34 +313,73 @@ static void become(const struct words *words, const sigset_t *unblocked)
     _exit(127);
 }
 
-/* Run to the end; the child's wait status. */
-static enum eep_status run(const struct words *words, uint32_t limit_s, int *wait_status_out)
+static enum eep_status start(const struct words *words, int null_input, int output, pid_t *pid_out)
 {
     sigset_t all, before;
-    pid_t pid, ended;
 
-    catch_signals();
     sigfillset(&all);
     (void)sigprocmask(SIG_BLOCK, &all, &before); /* until child_pid is set */
-    pid = fork();
-    if (pid == 0) {
-        become(words, &before);
+    *pid_out = fork();
+    if (*pid_out == 0) {
+        become(words, null_input, output, &before);
     }
-    child_pid = pid > 0 ? pid : 0;
+    child_pid = *pid_out > 0 ? *pid_out : 0;
     (void)sigprocmask(SIG_SETMASK, &before, NULL);
-    if (pid < 0) {
-        return EEP_FAIL(EEP_ERR_IO, "launch: cannot start a process: %s", strerror(errno));
+    return *pid_out > 0
+               ? EEP_OK
+               : EEP_FAIL(EEP_ERR_IO, "launch: cannot start a process: %s", strerror(errno));
+}
+
+/* mpirun may wait for ever after its last rank has ended. */
+static void watch_for_hang(struct job *job, uint64_t *look_at, uint32_t *empty_looks, bool *seen)
+{
+    if (!job->must_restart || job->o.host != NULL || eep_clock_ns() < *look_at) {
+        return;
     }
-    (void)alarm(limit_s);
-    do {
-        ended = waitpid(pid, wait_status_out, 0);
-        if (ended < 0 && errno == EINTR && timed_out > 0) {
+    *look_at = eep_clock_ns() + LOOK_NS;
+    const uint32_t ranks = eep_procs_ranks();
+
+    *seen = *seen || ranks > 0;
+    *empty_looks = *seen && ranks == 0 ? *empty_looks + 1 : 0;
+    if (*empty_looks >= HANGS_LOOKS) {
+        job->hangs = true;
+        (void)kill((pid_t)child_pid, *empty_looks == HANGS_LOOKS ? SIGTERM : SIGKILL);
+    }
+}
+
+/* One start of the job, to its end. */
+static enum eep_status run_once(struct job *job, const struct words *words)
+{
+    enum eep_status status;
+    uint64_t look_at = 0;
+    uint32_t empty_looks = 0;
+    bool seen = false;
+    int output = -1;
+    pid_t pid, ended = 0;
+
+    job->hangs = false;
+    EEP_TRY(eep_launch_io_begin(&job->io, &output));
+    status = start(words, job->null_input, output, &pid);
+    eep_launch_io_started(&job->io);
+    while (status == EEP_OK && ended == 0) {
+        status = eep_launch_io_turn(&job->io, TURN_MS);
+        if (timed_out == 1) {
             (void)alarm(5); /* if it does not end when asked, it is killed */
         }
-    } while (ended < 0 && errno == EINTR);
+        watch_for_hang(job, &look_at, &empty_looks, &seen);
+        ended = waitpid(pid, &job->wait_status, WNOHANG);
+    }
+    if (status != EEP_OK && child_pid != 0) {
+        (void)kill(pid, SIGTERM);
+        (void)waitpid(pid, &job->wait_status, 0);
+    }
     child_pid = 0;
-    (void)alarm(0);
-    return EEP_OK;
+    if (job->must_restart) {
+        eep_procs_kill();
+    }
+    const enum eep_status rest = eep_launch_io_end(&job->io);
+
+    return status != EEP_OK ? status : rest;
 }
 
 /* Rank 0's line, else the worst of the others', else -1. */
@@ -327,10 +402,17 @@ static int read_statuses(const char *path)
     return worst;
 }
 
-static int judge(const char *status_path, int wait_status, bool ours)
+/* Has the job said itself how it ended? What ranks say whose mpirun was killed may be just that. */
+static bool has_ended(const struct job *job, int told)
 {
-    const int told = read_statuses(status_path);
+    const bool killed = WIFSIGNALED(job->wait_status) && !job->hangs;
 
+    return told == 0 || (told > 0 && !killed) || is_stopped() ||
+           (WIFEXITED(job->wait_status) && WEXITSTATUS(job->wait_status) == 127);
+}
+
+static int judge(const struct job *job, int told)
+{
     if (timed_out) {
         (void)fprintf(stderr, "eep: error: launch: the job was stopped at its time limit\n");
         return 124;
@@ -339,63 +421,252 @@ static int judge(const char *status_path, int wait_status, bool ours)
         return 128 + (int)stop_signal;
     }
     if (told >= 0) {
-        return told;
+        return told == 0 && job->io.errors > 0 ? EEP_EXIT_FAILED : told;
     }
-    if (WIFEXITED(wait_status) && (WEXITSTATUS(wait_status) != 0 || !ours)) {
-        return WEXITSTATUS(wait_status); /* a foreign program tells nothing */
+    if (WIFEXITED(job->wait_status) && (WEXITSTATUS(job->wait_status) != 0 || !job->ours)) {
+        return WEXITSTATUS(job->wait_status); /* a foreign program tells nothing */
     }
     (void)fprintf(stderr, "eep: error: launch: the job ended without a status: its ranks crashed "
                           "or were killed\n");
     return EEP_EXIT_FAILED;
 }
 
-static int launch(const struct launch_options *o, int argc, char **argv)
-{
-    char path[] = "/tmp/eep-status-XXXXXX";
-    struct words words = {NULL, 0};
-    int wait_status = 0, result = EEP_EXIT_FAILED;
-    char node_size[16];
+/* ---- starting it again ---- */
 
-    const int fd = mkstemp(path);
+static const char *why(const struct job *job, char *text, size_t bytes)
+{
+    if (job->hangs) {
+        snprintf(text, bytes, "its ranks ended and mpirun did not");
+    } else if (WIFSIGNALED(job->wait_status)) {
+        snprintf(text, bytes, "mpirun was ended by signal %d", WTERMSIG(job->wait_status));
+    } else {
+        snprintf(text, bytes, "its ranks ended without a status (mpirun: exit status %d)",
+                 WEXITSTATUS(job->wait_status));
+    }
+    return text;
+}
+
+/* Does a machine still start programs? */
+static bool answers(const struct job *job, const char *host, size_t length)
+{
+    char name[256];
+    struct words words = {.list = (const char *[MAX_OPTIONS]){NULL}};
+    uint64_t end = eep_clock_ns() + PROBE_S * EEP_NS_PER_S;
+    pid_t pid, ended = 0;
+    int status = 0;
+
+    snprintf(name, sizeof(name), "%.*s", (int)length, host);
+    add(&words, find_mpirun());
+    if (geteuid() == 0) {
+        add(&words, "--allow-run-as-root");
+    }
+    add(&words, "--host");
+    add(&words, name);
+    add(&words, "-n");
+    add(&words, "1");
+    add(&words, "true");
+    if (start(&words, job->null_input, STDERR_FILENO, &pid) != EEP_OK) {
+        return false;
+    }
+    while (ended == 0 && eep_clock_ns() < end && !is_stopped()) {
+        (void)usleep(20000);
+        ended = waitpid(pid, &status, WNOHANG);
+    }
+    if (ended == 0) {
+        (void)kill(pid, SIGKILL);
+        (void)waitpid(pid, &status, 0);
+    }
+    child_pid = 0;
+    return ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* Keep the machines that answer, and as many ranks as they have slots for. */
+static enum eep_status choose_hosts(struct job *job, const char *all, uint32_t ranks)
+{
+    uint32_t slots = 0, given = 0, gone = 0;
+    size_t used = 0;
+    char kept[sizeof(job->hosts)];
+
+    kept[0] = '\0';
+    for (const char *at = all; *at != '\0';) {
+        const size_t length = strcspn(at, ",");
+        const char *colon = memchr(at, ':', length);
+        const uint32_t count = colon != NULL ? (uint32_t)strtoul(colon + 1, NULL, 10) : 1;
+
+        if (length > 0 && used + length + 2 < sizeof(kept) &&
+            answers(job, at, colon != NULL ? (size_t)(colon - at) : length)) {
+            used += (size_t)snprintf(kept + used, sizeof(kept) - used, "%s%.*s",
+                                     used > 0 ? "," : "", (int)length, at);
+            slots += count;
+        } else {
+            gone++;
+        }
+        given++;
+        at += length + (at[length] == ',');
+    }
+    if (used == 0) {
+        return EEP_FAIL(EEP_ERR_IO, "launch: none of %u machines (%s) answers any more", given,
+                        all);
+    }
+    memcpy(job->hosts, kept, sizeof(kept));
+    job->o.host = job->hosts;
+    job->o.ranks = gone == 0 || slots == 0 ? ranks : EEP_MIN(ranks, slots);
+    return EEP_OK;
+}
+
+static void pause_ms(uint32_t ms)
+{
+    const uint64_t end = eep_clock_ns() + ms * EEP_NS_PER_MS;
+
+    while (eep_clock_ns() < end && !is_stopped()) {
+        (void)usleep(10000);
+    }
+}
+
+/* One start after the other. */
+static int supervise(struct job *job, int argc, char **argv)
+{
+    const struct launch_options first = job->o;
+    uint32_t early = 0, pause = 0;
+    char text[128];
+
+    catch_signals();
+    (void)alarm(first.time_limit_s);
+    for (uint32_t restart = 0;; restart++) {
+        const uint64_t begin = eep_clock_ns(), delivered = job->io.delivered.count;
+        struct words words = {NULL, 0};
+
+        if (truncate(job->status_path, 0) != 0 ||
+            build_command(&job->o, argc, argv, &words) != EEP_OK) {
+            free(words.list);
+            return eep_tool_failed();
+        }
+        const enum eep_status status = run_once(job, &words);
+        const int told = read_statuses(job->status_path);
+        const bool gave = job->io.delivered.count > delivered;
+
+        free(words.list);
+        if (status != EEP_OK && !is_stopped()) {
+            return eep_tool_failed();
+        }
+        early = gave || eep_clock_ns() - begin >= EARLY_NS ? 0 : early + 1;
+        if (has_ended(job, told) || restart >= first.restarts || early >= EARLY_MAX) {
+            if (early >= EARLY_MAX && !has_ended(job, told)) {
+                (void)fprintf(stderr,
+                              "eep: error: launch: %u starts in a row ended early without "
+                              "an answer; it is not started again\n",
+                              early);
+            }
+            return judge(job, told);
+        }
+        pause = early == 0 ? 0 : EEP_MIN(EEP_MAX(2 * pause, PAUSE_FIRST_MS), PAUSE_MAX_MS);
+        if (first.host != NULL && choose_hosts(job, first.host, first.ranks) != EEP_OK) {
+            return eep_tool_failed();
+        }
+        (void)fprintf(stderr,
+                      "eep: warn: launch: the job is lost: %s; start %u of at most %u again on %s "
+                      "with %u ranks, %" PRIu64 " answers delivered, in %u ms\n",
+                      why(job, text, sizeof(text)), restart + 1, first.restarts,
+                      job->o.host != NULL ? job->o.host : "this machine", job->o.ranks,
+                      job->io.delivered.count, pause);
+        pause_ms(pause);
+        if (is_stopped()) {
+            return judge(job, -1);
+        }
+    }
+}
+
+static bool says(int argc, char **argv, const char *word)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], word) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool reads_prompts(int argc, char **argv)
+{
+    for (int i = 1; i + 1 < argc; i++) {
+        if (strcmp(argv[i], "--prompts-file") == 0 && strcmp(argv[i + 1], "-") == 0) {
+            return true;
+        }
+    }
+    return says(argc, argv, "--prompts-file=-");
+}
+
+/* What this launcher does for the command, and where the job finds it. */
+static enum eep_status prepare(struct job *job, int argc, char **argv)
+{
+    const bool generates = strcmp(argv[0], "generate") == 0, json = says(argc, argv, "--json"),
+               reads = generates && reads_prompts(argc, argv);
+    struct stat input;
+    const bool is_file = fstat(STDIN_FILENO, &input) == 0 && S_ISREG(input.st_mode);
+    char number[16], path[64];
+
+    if (job->o.restarts == UINT32_MAX) {
+        /* What came through a pipe is there once. */
+        job->o.restarts = HAVE_MPI && generates && (!reads || json || is_file) ? 10 : 0;
+    }
+    job->must_restart = job->o.restarts > 0;
+    if (job->ours) {
+        job->null_input = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        snprintf(path, sizeof(path), "/proc/%ld/fd/0", (long)getpid());
+        (void)setenv("EEP_STDIN", path, 1); /* not read by the launcher, unless it keeps it */
+    }
+    if (job->o.node_size > 0) {
+        snprintf(number, sizeof(number), "%u", job->o.node_size);
+        (void)setenv("EEP_NODE_SIZE", number, 1);
+    }
+    eep_procs_name_job();
+    EEP_TRY(eep_launch_io_open(&job->io, job->must_restart && reads && json && !is_file,
+                               job->must_restart && generates && json));
+    snprintf(job->status_path, sizeof(job->status_path), "%s/status", job->io.dir);
+    const int fd = open(job->status_path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+
     if (fd < 0) {
-        (void)EEP_FAIL(EEP_ERR_IO, "launch: cannot create %s: %s", path, strerror(errno));
-        return eep_tool_failed();
+        return EEP_FAIL(EEP_ERR_IO, "launch: cannot create %s: %s", job->status_path,
+                        strerror(errno));
     }
     close(fd);
-    (void)setenv(STATUS_ENV, path, 1);
-    if (o->node_size > 0) {
-        snprintf(node_size, sizeof(node_size), "%u", o->node_size);
-        (void)setenv("EEP_NODE_SIZE", node_size, 1);
-    }
-    if (is_command(argv[0])) {
-        hand_over_input();
-    }
-    if (build_command(o, argc, argv, &words) != EEP_OK) {
-        result = eep_tool_failed();
-    } else if (o->dry_run) {
+    (void)setenv(STATUS_ENV, job->status_path, 1);
+    return EEP_OK;
+}
+
+static int launch(const struct launch_options *o, int argc, char **argv)
+{
+    struct job job = {.o = *o, .ours = is_command(argv[0]), .null_input = -1};
+    struct words words = {NULL, 0};
+    int result;
+
+    if (o->dry_run) {
+        if (build_command(o, argc, argv, &words) != EEP_OK) {
+            return eep_tool_failed();
+        }
         for (size_t i = 0; i < words.count; i++) {
             printf("%s%s", i > 0 ? " " : "", words.list[i]);
         }
         printf("\n");
-        result = EEP_EXIT_OK;
-    } else if (run(&words, o->time_limit_s, &wait_status) != EEP_OK) {
-        result = eep_tool_failed();
-    } else {
-        result = judge(path, wait_status, is_command(argv[0]));
+        free(words.list);
+        return EEP_EXIT_OK;
     }
-    (void)unlink(path);
-    free(words.list);
+    result = prepare(&job, argc, argv) == EEP_OK ? supervise(&job, argc, argv) : eep_tool_failed();
+    (void)unlink(job.status_path);
+    eep_launch_io_close(&job.io);
     return result;
 }
 
 int eep_cmd_launch(int argc, char **argv)
 {
-    struct launch_options o = {.ranks = 0};
+    struct launch_options o = {.restarts = UINT32_MAX};
     const struct eep_opt opts[] = {
         {"n", EEP_OPT_U32, &o.ranks, "N", "ranks; also -n"},
         {"node-size", EEP_OPT_U32, &o.node_size, "K", "every K ranks are one pretended node"},
         {"host", EEP_OPT_STRING, &o.host, "A,B:4", "machines, as mpirun takes them"},
         {"time-limit", EEP_OPT_U32, &o.time_limit_s, "SECONDS", "end the job after so long"},
+        {"restarts", EEP_OPT_U32, &o.restarts, "N",
+         "start the job again at most so often when it is lost\n(default 10 for generate, else 0)"},
         {"dry-run", EEP_OPT_FLAG, &o.dry_run, NULL, "print the command instead"},
     };
     static char long_n[] = "--n";

@@ -14,6 +14,8 @@ struct buffer {
     unsigned char *data;
     size_t bytes;
     size_t capacity;
+    uint64_t count; /* requests, with those that were left out */
+    const struct eep_index_set *delivered;
 };
 
 static enum eep_status append(struct buffer *b, const void *data, size_t bytes)
@@ -33,30 +35,35 @@ static enum eep_status append(struct buffer *b, const void *data, size_t bytes)
     return EEP_OK;
 }
 
-static enum eep_status append_request(struct buffer *b, struct eep_request request,
-                                      const uint32_t *ids, size_t count)
+/* A request and its prompt, which is given up. */
+static enum eep_status append_request(struct buffer *b, struct eep_request *request)
 {
-    request.prompt = NULL;
-    request.prompt_count = count;
-    EEP_TRY(append(b, &request, sizeof(request)));
-    return append(b, ids, count * sizeof(*ids));
-}
+    uint32_t *ids = (uint32_t *)(uintptr_t)request->prompt;
+    enum eep_status status = EEP_OK;
 
-static enum eep_status append_text(struct eep_engine *engine, struct buffer *b,
-                                   const struct eep_request *request, const char *text,
-                                   size_t bytes)
-{
-    uint32_t *ids;
-    size_t count;
-
-    EEP_TRY(eep_engine_encode(engine, text, bytes, &ids, &count));
-    const enum eep_status status = append_request(b, *request, ids, count);
+    request->prompt = NULL;
+    request->tag = b->count++;
+    if (!eep_index_has(b->delivered, request->tag)) {
+        status = append(b, request, sizeof(*request));
+        if (status == EEP_OK) {
+            status = append(b, ids, request->prompt_count * sizeof(*ids));
+        }
+    }
     free(ids);
     return status;
 }
 
-static enum eep_status append_ids(struct buffer *b, const struct eep_request *request,
-                                  const json_t *list)
+static enum eep_status take_text(struct eep_engine *engine, const char *text, size_t bytes,
+                                 struct eep_request *request)
+{
+    uint32_t *ids;
+
+    EEP_TRY(eep_engine_encode(engine, text, bytes, &ids, &request->prompt_count));
+    request->prompt = ids;
+    return EEP_OK;
+}
+
+static enum eep_status take_ids(const json_t *list, struct eep_request *request)
 {
     const size_t count = json_array_size(list);
     uint32_t *ids = malloc((count > 0 ? count : 1) * sizeof(*ids));
@@ -74,9 +81,9 @@ static enum eep_status append_ids(struct buffer *b, const struct eep_request *re
         }
         ids[i] = (uint32_t)json_integer_value(id);
     }
-    const enum eep_status status = append_request(b, *request, ids, count);
-    free(ids);
-    return status;
+    request->prompt = ids;
+    request->prompt_count = count;
+    return EEP_OK;
 }
 
 static enum eep_status wrong_field(const char *key, const char *wanted)
@@ -131,10 +138,9 @@ static enum eep_status read_field(const char *key, const json_t *value, struct e
                     key);
 }
 
-static enum eep_status append_line(struct eep_engine *engine, struct buffer *b,
-                                   const struct eep_prompt_source *source, json_t *line)
+static enum eep_status take_line(struct eep_engine *engine, json_t *line,
+                                 struct eep_request *request)
 {
-    struct eep_request request = source->defaults;
     const json_t *text = json_object_get(line, "prompt"),
                  *ids = json_object_get(line, "prompt_ids");
     const char *key;
@@ -145,21 +151,35 @@ static enum eep_status append_line(struct eep_engine *engine, struct buffer *b,
     }
     json_object_foreach(line, key, value)
     {
-        EEP_TRY(read_field(key, value, &request));
+        EEP_TRY(read_field(key, value, request));
     }
     if ((text != NULL) == (ids != NULL)) {
         return EEP_FAIL(EEP_ERR_FORMAT, "needs either 'prompt' or 'prompt_ids'");
     }
     if (text != NULL) {
-        return json_is_string(text) ? append_text(engine, b, &request, json_string_value(text),
-                                                  json_string_length(text))
-                                    : wrong_field("prompt", "a string");
+        return json_is_string(text)
+                   ? take_text(engine, json_string_value(text), json_string_length(text), request)
+                   : wrong_field("prompt", "a string");
     }
-    return json_is_array(ids) ? append_ids(b, &request, ids)
+    return json_is_array(ids) ? take_ids(ids, request)
                               : wrong_field("prompt_ids", "a list of token ids");
 }
 
-static bool is_blank(const char *text, size_t bytes)
+enum eep_status eep_prompts_parse(struct eep_engine *engine, const struct eep_request *defaults,
+                                  const char *line, size_t bytes, struct eep_request *request_out)
+{
+    json_error_t error;
+    json_t *json = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    enum eep_status status;
+
+    *request_out = *defaults;
+    status = json != NULL ? take_line(engine, json, request_out)
+                          : EEP_FAIL(EEP_ERR_FORMAT, "not valid JSON: %s", error.text);
+    json_decref(json);
+    return status;
+}
+
+bool eep_prompts_blank(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++) {
         if (strchr(" \t\r", text[i]) == NULL) {
@@ -180,21 +200,20 @@ static enum eep_status read_lines(struct eep_engine *engine, struct buffer *b,
         const size_t length = end != NULL ? (size_t)(end - data) - at : bytes - at;
         enum eep_status status = EEP_OK;
 
-        if (!is_blank(data + at, length)) {
-            json_error_t error;
-            json_t *line =
-                json_loadb(data + at, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+        if (!eep_prompts_blank(data + at, length)) {
+            struct eep_request request;
 
-            status = line != NULL ? append_line(engine, b, source, line)
-                                  : EEP_FAIL(EEP_ERR_FORMAT, "not valid JSON: %s", error.text);
-            json_decref(line);
+            status = eep_prompts_parse(engine, &source->defaults, data + at, length, &request);
+            if (status == EEP_OK) {
+                status = append_request(b, &request);
+            }
         }
         if (status != EEP_OK) {
             return eep_fail_context(status, "%s, line %zu", source->file, number);
         }
         at += length + 1;
     }
-    return b->bytes > 0 ? EEP_OK
+    return b->count > 0 ? EEP_OK
                         : EEP_FAIL(EEP_ERR_FORMAT, "%s: there is no prompt in it", source->file);
 }
 
@@ -204,12 +223,23 @@ static enum eep_status read_prompts(struct eep_engine *engine,
 {
     char *data;
     size_t bytes;
+    struct eep_request request = source->defaults;
 
     if (source->text != NULL) {
-        return append_text(engine, b, &source->defaults, source->text, strlen(source->text));
+        EEP_TRY(take_text(engine, source->text, strlen(source->text), &request));
+        return append_request(b, &request);
     }
     if (source->file == NULL) {
-        return append_request(b, source->defaults, source->ids.values, source->ids.count);
+        const size_t size = source->ids.count * sizeof(uint32_t);
+        uint32_t *ids = malloc(size > 0 ? size : 1);
+
+        if (ids == NULL) {
+            return EEP_FAIL(EEP_ERR_NOMEM, "no memory for %zu prompt ids", source->ids.count);
+        }
+        memcpy(ids, source->ids.values, size);
+        request.prompt = ids;
+        request.prompt_count = source->ids.count;
+        return append_request(b, &request);
     }
     EEP_TRY(eep_read_file(source->file, &data, &bytes));
     const enum eep_status status = read_lines(engine, b, source, data, bytes);
@@ -218,10 +248,9 @@ static enum eep_status read_prompts(struct eep_engine *engine,
 }
 
 /* All ranks: submit what the buffer holds. */
-static enum eep_status submit_all(struct eep_engine *engine, const struct buffer *b,
-                                  uint32_t *counts, size_t *count_out)
+static enum eep_status submit_all(struct eep_engine *engine, const struct buffer *b)
 {
-    size_t at = 0, count = 0;
+    size_t at = 0;
 
     while (at < b->bytes) {
         struct eep_request request;
@@ -232,17 +261,14 @@ static enum eep_status submit_all(struct eep_engine *engine, const struct buffer
         request.prompt = (const uint32_t *)(b->data + at); /* sizes are multiples of 4 */
         at += request.prompt_count * sizeof(uint32_t);
         EEP_TRY(eep_engine_submit(engine, &request, &id));
-        counts[count++] = (uint32_t)request.prompt_count;
     }
-    *count_out = count;
     return EEP_OK;
 }
 
 enum eep_status eep_prompts_submit(struct eep_engine *engine,
-                                   const struct eep_prompt_source *source, uint32_t **counts_out,
-                                   size_t *count_out)
+                                   const struct eep_prompt_source *source)
 {
-    struct buffer b = {0};
+    struct buffer b = {.delivered = source->delivered};
     enum eep_status status = EEP_OK;
     void *data;
 
@@ -253,18 +279,7 @@ enum eep_status eep_prompts_submit(struct eep_engine *engine,
     status = eep_share_buffer(engine, status, &data, &b.bytes);
     b.data = data;
     if (status == EEP_OK) {
-        uint32_t *counts = calloc(b.bytes / sizeof(struct eep_request) + 1, sizeof(*counts));
-
-        status = counts != NULL ? EEP_OK : EEP_FAIL(EEP_ERR_NOMEM, "no memory for prompt counts");
-        status = eep_engine_agree(engine, "prompts", status);
-        if (status == EEP_OK) {
-            status = submit_all(engine, &b, counts, count_out);
-        }
-        if (status == EEP_OK) {
-            *counts_out = counts;
-        } else {
-            free(counts);
-        }
+        status = submit_all(engine, &b);
     }
     free(b.data);
     return status;

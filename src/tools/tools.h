@@ -44,6 +44,12 @@ int eep_tool_end(struct eep_engine *engine, enum eep_status status);
 void eep_status_file_write(int status);
 
 /**
+ * This rank's exit status is not the job's: the job goes on without it, or it was broken off by a
+ * loss and may be started again.
+ */
+void eep_status_file_forget(void);
+
+/**
  * Before a rank ends with an error: let the one that speaks go first. A launcher ends the job when
  * a rank ends with an error, and may drop what another has just written. Nothing under no launcher.
  */
