@@ -460,6 +460,10 @@ static int end(struct generate *g, enum eep_status status)
     if (gone_on_without || (eep_status_lost(status) >= EEP_LOST_PEER && !stops)) {
         eep_status_file_forget();
     }
+    /* Ranks that rank 0 has stopped do not know whether it could print all. */
+    if (status == EEP_OK && eep_engine_rank(g->engine) != 0) {
+        eep_status_file_forget();
+    }
     exit_status = eep_tool_end(g->engine, status);
     if (g->failures > 0 || g->wrong > 0) {
         exit_status = EEP_EXIT_FAILED;

@@ -402,12 +402,13 @@ static int read_statuses(const char *path)
     return worst;
 }
 
-/* Has the job said itself how it ended? What ranks say whose mpirun was killed may be just that. */
+/* Has the job said itself how it ended? What ranks say whose mpirun was killed may be just that,
+ * and what rank 0 has written may not have come through. */
 static bool has_ended(const struct job *job, int told)
 {
     const bool killed = WIFSIGNALED(job->wait_status) && !job->hangs;
 
-    return told == 0 || (told > 0 && !killed) || is_stopped() ||
+    return (told >= 0 && !killed) || is_stopped() ||
            (WIFEXITED(job->wait_status) && WEXITSTATUS(job->wait_status) == 127);
 }
 
