@@ -34,6 +34,9 @@ static const char *broken_seats(const struct eep_member_state *s)
         const struct eep_seat_record *seat = &s->seats[i];
         const struct eep_member_record *r = eep_record_look(s, seat->executor);
 
+        if (seat->state > EEP_SEAT_LOST) {
+            return "a seat has a state that does not exist";
+        }
         if (seat->state == EEP_SEAT_RESERVED ? seat->executor != EEP_NO_MEMBER
                                              : r == NULL || !eep_in_epoch(r)) {
             return "a seat has no executor in the epoch, or a reserved one has";
@@ -45,8 +48,33 @@ static const char *broken_seats(const struct eep_member_state *s)
             !eep_operation_runs(s)) {
             return "a seat is to change without an operation";
         }
+        if (seat->next != EEP_NO_MEMBER && eep_record_look(s, seat->next) == NULL) {
+            return "a seat is to go to an unknown member";
+        }
         if (seat->state == EEP_SEAT_ACTIVE && (seat->held_on & eep_node_bit(r->node)) == 0) {
             return "an active seat has no frames where it is executed";
+        }
+    }
+    return NULL;
+}
+
+/* What another process has sent is read before it is believed. */
+static bool has_words(const struct eep_operation *op)
+{
+    return op->id[EEP_OPERATION_ID_BYTES - 1] == '\0' && op->kind <= EEP_OPERATION_ABORT &&
+           op->phase <= EEP_PHASE_ROLLED_BACK && op->reason <= EEP_REASON_BAD_REQUEST;
+}
+
+static const char *broken_operations(const struct eep_member_state *s)
+{
+    const uint32_t kept = EEP_MIN(s->history_count, EEP_OPERATION_HISTORY);
+
+    if (!has_words(&s->operation) || s->operation.phase >= EEP_PHASE_DONE) {
+        return "the operation that runs has ended, or words that do not exist";
+    }
+    for (uint32_t i = 0; i < kept; i++) {
+        if (!has_words(&s->history[i]) || s->history[i].phase < EEP_PHASE_DONE) {
+            return "an ended operation still runs, or has words that do not exist";
         }
     }
     return NULL;
@@ -64,9 +92,6 @@ static const char *broken_waits(const struct eep_member_state *s)
     }
     if (eep_operation_runs(s) && s->now_ns >= s->operation.deadline_ns) {
         return "an operation outlived its deadline";
-    }
-    if (s->operation.phase >= EEP_PHASE_DONE) {
-        return "an ended operation still runs";
     }
     if (s->mode == EEP_MODE_RESEATING && s->operation.phase > EEP_PHASE_PLANNED) {
         return "an operation goes on during a recovery";
@@ -87,6 +112,9 @@ const char *eep_member_broken(const struct eep_member_state *s)
     broken = broken_members(s);
     if (broken == NULL) {
         broken = broken_seats(s);
+    }
+    if (broken == NULL) {
+        broken = broken_operations(s);
     }
     return broken != NULL ? broken : broken_waits(s);
 }

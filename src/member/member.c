@@ -8,6 +8,7 @@
 #include "member/member_int.h"
 
 #define S(n) ((n)*UINT64_C(1000000000))
+#define PASSED_MAX_NS S(3600) /* one broken clock must not use up the time for ever */
 
 /* No gaps that the compiler fills: equal states have equal bytes. */
 _Static_assert(sizeof(struct eep_member_wait) == 16, "travels");
@@ -15,7 +16,7 @@ _Static_assert(sizeof(struct eep_member_record) == 24, "travels");
 _Static_assert(sizeof(struct eep_seat_record) == 24, "travels");
 _Static_assert(sizeof(struct eep_operation) == EEP_OPERATION_ID_BYTES + 12 * 4 + 2 * 8, "travels");
 _Static_assert(sizeof(struct eep_member_state) ==
-                   5 * 8 + 6 * 4 + 2 * sizeof(struct eep_member_wait) +
+                   5 * 8 + 8 * 4 + 2 * sizeof(struct eep_member_wait) +
                        (1 + EEP_OPERATION_HISTORY) * sizeof(struct eep_operation) +
                        EEP_MEMBERS_MAX * sizeof(struct eep_member_record) +
                        EEP_SEATS_MAX * sizeof(struct eep_seat_record),
@@ -67,7 +68,7 @@ static struct eep_member_record *free_record(struct eep_member_state *s)
 
 struct eep_member_record *eep_record_new(struct eep_member *m, uint32_t node)
 {
-    struct eep_member_record *r = free_record(&m->state);
+    struct eep_member_record *r = m->state.next_id != EEP_NO_MEMBER ? free_record(&m->state) : NULL;
 
     if (r != NULL) {
         memset(r, 0, sizeof(*r));
@@ -292,10 +293,18 @@ enum eep_status eep_member_adopt(struct eep_member *m, const struct eep_member_s
         return EEP_FAIL(EEP_ERR_FORMAT, "membership: another member's state is not taken: %s",
                         broken);
     }
-    if (state->position < m->state.position) {
+    if (state->position < m->state.position || state->epoch < m->state.epoch) {
         return EEP_FAIL(EEP_ERR_STALE,
-                        "membership: a state at event %llu is not taken by a member at %llu",
-                        (unsigned long long)state->position, (unsigned long long)m->state.position);
+                        "membership: a state at event %llu of epoch %llu is not taken by a member "
+                        "at event %llu of epoch %llu",
+                        (unsigned long long)state->position, (unsigned long long)state->epoch,
+                        (unsigned long long)m->state.position, (unsigned long long)m->state.epoch);
+    }
+    if (state->position == m->state.position && memcmp(state, &m->state, sizeof(*state)) != 0) {
+        return EEP_FAIL(EEP_ERR_FORMAT,
+                        "membership: another member's state is not taken: at event %llu it is not "
+                        "the same as here; the members have parted",
+                        (unsigned long long)state->position);
     }
     m->state = *state;
     return EEP_OK;
@@ -327,7 +336,7 @@ static void name_owners(struct eep_member_state *s)
 
 static void time_passed(struct eep_member *m, uint64_t passed_ns)
 {
-    m->state.now_ns = eep_later(m->state.now_ns, passed_ns);
+    m->state.now_ns = eep_later(m->state.now_ns, EEP_MIN(passed_ns, PASSED_MAX_NS));
     eep_recover_passed(m);
     eep_phase_passed(m);
     eep_operation_idle(m);

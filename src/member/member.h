@@ -15,11 +15,10 @@
  * therefore has the same bytes on all members at the same `position`. A member that is behind the
  * others at a recovery, and a joiner, adopt the state of one that is ahead.
  *
- *     member.c     life of the machine, dispatch of events, time        seats.c    who executes
- * what recover.c    suspicion, shrinking, a new epoch, reseating         experts.c  sources,
- * survival operation.c  requests, answers, history, rolling back             invariants.c  what
- * must hold phases.c     an operation's phases                                plan.c     who joins,
- * leaves
+ *     member.c      life of the machine, events, time     plan.c        who joins, who leaves
+ *     recover.c     suspicion, a new epoch, reseating     seats.c       who executes what
+ *     operation.c   requests, answers, history, ends      experts.c     sources, survival
+ *     phases.c      an operation's phases                 invariants.c  what must hold
  *
  * No clock, lock or input and output inside, no allocation but in eep_member_create(). A machine
  * belongs to one thread at a time. doc/membership.md has the words, the waits and the deadlines.
@@ -50,8 +49,7 @@ enum eep_life {
     EEP_LIFE_PARKED,   /* alive, outside, may be activated */
     EEP_LIFE_DEAD,
     EEP_LIFE_LEFT,   /* ended as asked */
-    EEP_LIFE_SILENT, /* in the epoch, but this process does not hear it; local, never in the state
-                      */
+    EEP_LIFE_SILENT, /* local, never in the state: in the epoch, but not heard by this process */
 };
 
 /** State of a seat. Values travel. */
@@ -132,6 +130,7 @@ struct eep_member_record {
 #define EEP_MEMBER_LOADS 2u    /* is to load something before the switch */
 #define EEP_MEMBER_NAMED 4u    /* was named in a request to drain */
 #define EEP_MEMBER_SPAWNED 8u  /* ends when it leaves, since nobody started it as a parked one */
+#define EEP_MEMBER_MISSED 16u  /* was woken and did not come: woken again after all others */
 
 struct eep_seat_record {
     uint32_t state;    /* enum eep_seat_state */
@@ -176,6 +175,8 @@ struct eep_member_state {
     uint32_t wanted_size; /* members after the last change that was asked for */
     uint32_t seats_max;
     uint32_t history_count; /* ended operations, over all time; the last ones are kept */
+    uint32_t reseats;       /* attempts of the recovery under way */
+    uint32_t reserved;
     struct eep_member_wait reseat_wait;
     struct eep_member_wait operation_wait;
     struct eep_operation operation;                      /* phase EEP_PHASE_NONE: none runs */
@@ -197,7 +198,8 @@ enum eep_member_event_kind {
     EEP_TICK,          /* nothing but the time */
     /* Agreed: the same on all members, in the same order. */
     EEP_AGREED,   /* epoch, set, set_count, position: a new communicator has these members */
-    EEP_PASSED,   /* passed_ns: by the coordinator's clock since its last message */
+    EEP_PASSED,   /* passed_ns: by the coordinator's clock since its last message; what is over
+                     an hour is a broken clock and counts as one */
     EEP_REQUEST,  /* request */
     EEP_APPEARED, /* member, node, serial: a parked member woke up. Without a member: a new process,
                      spawned (serial) or parked (0); it gets the next id */
@@ -212,7 +214,7 @@ struct eep_member_request {
     uint32_t target;                 /* EEP_OPERATION_SCALE: members wanted */
     const uint32_t *drain;           /* EEP_OPERATION_DRAIN: (drain_count) ids; read, not kept */
     uint32_t drain_count;
-    bool dry_run;        /* answer what would be done; nothing changes */
+    bool dry_run;        /* answer what would be done; nothing changes, nothing is aborted */
     bool leavers_exit;   /* leavers end instead of parking */
     uint64_t timeout_ns; /* of the whole operation; 0 = default */
 };
@@ -240,11 +242,14 @@ enum eep_member_action_kind {
     EEP_DO_FENCE,   /* kill `member`; `by` does it, the others wait for the outcome */
     EEP_DO_REPORT,  /* put EEP_GONE of `member` into the next step's message */
     EEP_DO_DIE,     /* this process is out of the agreed set: end at once, touch nothing */
-    EEP_DO_RESTART, /* shrinking has failed too often: the launcher is to start the job again */
+    EEP_DO_RESTART, /* shrinking, or reseating (then the same on all members), has failed so often
+                       that the launcher should start the job again; trying goes on until it does */
     /* The same on all members; `by` acts, the others take note. */
     EEP_DO_RESEAT,   /* all: execute the seats by state->seats[].executor; fill those that are
                         EEP_SEAT_LOST; report `serial` */
-    EEP_DO_SERVE,    /* all: steps go on in `epoch` */
+    EEP_DO_SERVE,    /* all: steps go on in `epoch`. What was asked for in epochs before is over,
+                        also for a member that has adopted a state and so missed the actions
+                        before it: who is not draining now takes requests again */
     EEP_DO_ACTIVATE, /* by the coordinator: wake parked `member`, which answers with `serial` */
     EEP_DO_SPAWN,    /* by the coordinator: start `count` processes that appear with `serial` */
     EEP_DO_DRAIN,    /* by `member`: take no new requests, hand over those that run; report */
@@ -254,9 +259,11 @@ enum eep_member_action_kind {
     EEP_DO_PREPARE, /* all of the epoch: finish the chunk of a move under way, begin none; report */
     EEP_DO_SWITCH,  /* after this step: make the communicator of `epoch` of all that are active or
                        joining, without those draining; give joiners the state; agree: EEP_AGREED,
-                       or EEP_DONE with a failure and `serial` in the old epoch */
+                       or EEP_DONE with a failure and `serial` in the old epoch. Events of the same
+                       step may still lead to EEP_DO_ROLL_BACK: then it is off */
     EEP_DO_PARK,    /* by `member`: drop what it holds for this job and wait */
-    EEP_DO_EXIT,    /* by `member`: end */
+    EEP_DO_EXIT,    /* by `member`: end. EEP_NO_MEMBER, by the coordinator: the new process that
+                       has just appeared, for which there is no room */
     EEP_DO_ROLL_BACK, /* all: forget what the operation prepared; moves of experts may go on */
     EEP_DO_ANSWER,    /* by the coordinator: tell who asked; operation, code, numbers */
 };
@@ -370,9 +377,11 @@ void eep_member_set_layout(struct eep_member *m, const struct eep_layout *layout
  * @retval EEP_ERR_REVOKED  an agreed event other than EEP_AGREED while this process shrinks: its
  *                          epoch is over; drop the event
  * @retval EEP_ERR_STALE    EEP_AGREED with another position than this member's: adopt first; or
- * with an epoch that is not newer: drop it
+ *                          with an epoch that is not newer: drop it
  * @retval EEP_ERR_INVALID  EEP_AGREED with an empty or unsorted set, or with a member that can be
- * in no epoch; the text names it. Reports on unknown members are no failure: they are ignored.
+ *                          in no epoch; the text names it
+ *
+ * Reports on unknown members are no failure: they are ignored.
  */
 EEP_MUST_CHECK enum eep_status eep_member_step(struct eep_member *m,
                                                const struct eep_member_event *event,
@@ -382,8 +391,9 @@ EEP_MUST_CHECK enum eep_status eep_member_step(struct eep_member *m,
 /**
  * Take over the agreed state of a member that is ahead, or that lets this one in.
  *
- * @retval EEP_ERR_STALE  `state` is behind this member's own
- * @retval EEP_ERR_FORMAT it breaks an invariant; the text names it
+ * @retval EEP_ERR_STALE  `state` is behind this member's own, or of an older epoch
+ * @retval EEP_ERR_FORMAT it breaks an invariant, or differs from this member's own at the same
+ *                        position; the text says which
  */
 EEP_MUST_CHECK enum eep_status eep_member_adopt(struct eep_member *m,
                                                 const struct eep_member_state *state);
@@ -426,10 +436,10 @@ struct eep_seat_candidate {
  * Assign the active seats to a set of members with as little movement as possible.
  *
  * A seat whose executor is a candidate stays. Others go to a member of a node that holds their
- * frames, else to anybody; each time to the one with the fewest seats, then the lowest id. With
- * `level`, a member without a seat then takes one of a member of its node that has two or more (no
- * byte moves), else a reserved one, else one of another node; and counts are levelled until they
- * differ by one at most, within a node first.
+ * frames, else to anybody; each time to the one with the fewest seats, then of the node with the
+ * fewest, then the lowest id. With `level`, a member without a seat then takes one of a member of
+ * its node that has two or more (no byte moves), else a reserved one, else one of another node; and
+ * counts are levelled until they differ by one at most, within a node first.
  *
  * @param candidates  (count) ascending ids, at least one
  * @param seats       (seat_count); `executor`, `state` and `held_on` are read

@@ -53,7 +53,7 @@ void eep_set_phase(struct eep_member *m, enum eep_operation_phase phase)
 static void forget_marks(struct eep_member *m)
 {
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
-        m->state.members[i].flags &= EEP_MEMBER_SPAWNED;
+        m->state.members[i].flags &= EEP_MEMBER_SPAWNED | EEP_MEMBER_MISSED;
     }
 }
 
@@ -67,7 +67,7 @@ void eep_operation_end(struct eep_member *m, enum eep_operation_phase phase,
     op->status = status;
     eep_set_phase(m, phase);
     if (phase == EEP_PHASE_DONE) {
-        s->wanted_size = op->kind == EEP_OPERATION_SCALE ? op->target : eep_member_size(s);
+        s->wanted_size = op->target; /* not its size: that may be smaller by a loss meanwhile */
     }
     answer(m, op->id, EEP_ANSWER_ENDED, reason);
     s->respawn_at_ns = eep_later(s->now_ns, m->params.respawn_ns);
@@ -91,6 +91,9 @@ void eep_operation_roll_back(struct eep_member *m, enum eep_operation_reason rea
         } else if (r->life == EEP_LIFE_JOINING) {
             const bool ends = (r->flags & EEP_MEMBER_SPAWNED) != 0;
 
+            if (reason == EEP_REASON_TIMEOUT && (r->flags & EEP_MEMBER_APPEARED) == 0) {
+                r->flags |= EEP_MEMBER_MISSED;
+            }
             eep_set_life(m, r, ends ? EEP_LIFE_LEFT : EEP_LIFE_PARKED);
             eep_emit(m, ends ? EEP_DO_EXIT : EEP_DO_PARK, r->id, r->id);
         }
@@ -239,7 +242,7 @@ static struct refusal consider(struct eep_member *m, const struct eep_member_req
     const struct eep_operation op = make_operation(m, request);
 
     foresee(m, &op, request, plan);
-    if (!plan->fits && plan->moved > 0) {
+    if (!plan->fits) {
         return (struct refusal){EEP_REASON_NO_ROOM, plan->have, plan->want};
     }
     return no;
@@ -270,13 +273,15 @@ static void propose(struct eep_member *m, const struct eep_member_request *reque
 
 /* ---- requests ---- */
 
-static void abort_operation(struct eep_member *m, const char *id)
+static void abort_operation(struct eep_member *m, const char *id, bool dry_run)
 {
     const struct eep_operation *old = ended(&m->state, id);
 
     if (runs(&m->state, id)) {
         if (m->state.operation.phase == EEP_PHASE_SWITCHING) {
             answer(m, id, EEP_ANSWER_BUSY, EEP_REASON_TOO_LATE);
+        } else if (dry_run) {
+            answer(m, id, EEP_ANSWER_ENDED, EEP_REASON_ABORTED);
         } else {
             eep_operation_roll_back(m, EEP_REASON_ABORTED, EEP_ERR_STALE);
         }
@@ -312,7 +317,7 @@ void eep_operation_request(struct eep_member *m, const struct eep_member_request
         request.id[EEP_OPERATION_ID_BYTES - 1] = '\0';
         answer(m, request.id, EEP_ANSWER_REFUSED, EEP_REASON_BAD_REQUEST);
     } else if (request.kind == EEP_OPERATION_ABORT) {
-        abort_operation(m, request.id);
+        abort_operation(m, request.id, request.dry_run);
     } else if (runs(s, request.id)) {
         answer(m, request.id, EEP_ANSWER_ACCEPTED, EEP_REASON_NONE);
     } else if (ended(s, request.id) != NULL) {

@@ -167,9 +167,13 @@ void eep_phase_start(struct eep_member *m)
         advance(m);
         return;
     }
-    /* Nobody has to join or leave: the size is as asked, or those who could make it so are gone. */
+    /* Nobody has to join or can leave: it is as asked, or those who could make it so are gone. */
     const uint32_t size = eep_member_size(&m->state), target = m->state.operation.target;
-    const bool is_as_asked = m->state.operation.grows != 0 ? size >= target : size <= target;
+    bool leaves[EEP_MEMBERS_MAX];
+    const bool is_as_asked =
+        m->state.operation.grows != 0
+            ? size >= target
+            : size <= target && eep_plan_leavers(&m->state, &m->state.operation, leaves) == 0;
 
     if (is_as_asked) {
         eep_operation_end(m, EEP_PHASE_DONE, size == target ? EEP_REASON_NONE : EEP_REASON_SHORT,
@@ -222,7 +226,7 @@ static void load(struct eep_member *m)
     }
     eep_plan_candidates(s, takes, &plan);
     eep_plan_seats(m, s->operation.grows != 0, &plan);
-    if (!plan.fits && plan.moved > 0) {
+    if (!plan.fits) {
         eep_operation_roll_back(m, EEP_REASON_NO_ROOM, EEP_ERR_NOMEM);
         return;
     }
@@ -268,6 +272,10 @@ static void newcomer(struct eep_member *m, const struct eep_member_event *event)
         event->node < EEP_NODES_MAX ? eep_record_new(m, event->node) : NULL;
 
     if (r == NULL) {
+        eep_emit(m, EEP_DO_EXIT, EEP_NO_MEMBER, eep_lowest_of_epoch(s));
+        if (is_awaited) {
+            eep_operation_roll_back(m, EEP_REASON_FAILED, EEP_ERR_NOMEM);
+        }
         return;
     }
     r->flags = event->serial != 0 ? EEP_MEMBER_SPAWNED : 0;
@@ -281,19 +289,28 @@ static void newcomer(struct eep_member *m, const struct eep_member_event *event)
     }
 }
 
+/* Nobody waits for it any more, and whoever was to tell it so may have died first. */
+static void send_back(struct eep_member *m, uint32_t id, struct eep_member_record *r)
+{
+    if (r == NULL || r->life == EEP_LIFE_LEFT) {
+        eep_emit(m, EEP_DO_EXIT, id, id);
+    } else if (r->life == EEP_LIFE_PARKED) {
+        r->flags &= ~EEP_MEMBER_MISSED;
+        eep_emit(m, EEP_DO_PARK, id, id);
+    }
+}
+
 void eep_phase_appeared(struct eep_member *m, const struct eep_member_event *event)
 {
     struct eep_member_state *s = &m->state;
+    struct eep_member_record *r = eep_record_find(s, event->member);
 
     if (event->member == EEP_NO_MEMBER) {
         newcomer(m, event);
-    } else {
-        struct eep_member_record *r = eep_record_find(s, event->member);
-
-        if (r == NULL || r->life != EEP_LIFE_JOINING || event->serial < s->operation.first_serial) {
-            return;
-        }
-        r->flags |= EEP_MEMBER_APPEARED;
+    } else if (r == NULL || r->life != EEP_LIFE_JOINING) {
+        send_back(m, event->member, r);
+    } else if (event->serial >= s->operation.first_serial) {
+        r->flags = (r->flags & ~EEP_MEMBER_MISSED) | EEP_MEMBER_APPEARED;
     }
     advance(m);
 }

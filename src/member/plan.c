@@ -73,6 +73,12 @@ static int32_t surplus_of(const struct eep_member_state *s, const bool joins[EEP
     return EEP_MAX(surplus, 0);
 }
 
+/* Those that did not come when they were woken last; they may hang. */
+static bool is_worse(const struct eep_member_record *r, const struct eep_member_record *best)
+{
+    return (r->flags & EEP_MEMBER_MISSED) > (best->flags & EEP_MEMBER_MISSED);
+}
+
 static uint32_t next_joiner(const struct eep_member_state *s, const bool joins[EEP_MEMBERS_MAX])
 {
     uint32_t best = EEP_MEMBERS_MAX;
@@ -86,8 +92,10 @@ static uint32_t next_joiner(const struct eep_member_state *s, const bool joins[E
         }
         const int32_t surplus = surplus_of(s, joins, r->node);
 
-        if (best == EEP_MEMBERS_MAX || surplus > best_surplus ||
-            (surplus == best_surplus && r->id < s->members[best].id)) {
+        if (best == EEP_MEMBERS_MAX || is_worse(&s->members[best], r) ||
+            (!is_worse(r, &s->members[best]) &&
+             (surplus > best_surplus ||
+              (surplus == best_surplus && r->id < s->members[best].id)))) {
             best = i;
             best_surplus = surplus;
         }
@@ -166,8 +174,13 @@ static void give_up_seats(const struct eep_member *m, struct eep_plan *plan)
 static void count_moves(const struct eep_member *m, struct eep_plan *plan)
 {
     const struct eep_member_state *s = &m->state;
-    uint32_t held[EEP_NODES_MAX] = {0};
+    uint32_t held[EEP_NODES_MAX] = {0}, before[EEP_NODES_MAX] = {0};
 
+    for (uint32_t i = 0; i < s->seats_max; i++) {
+        const struct eep_member_record *r = eep_record_look(s, s->seats[i].executor);
+
+        before[r != NULL ? r->node : 0] += r != NULL;
+    }
     plan->moved = 0;
     plan->loaded = 0;
     plan->fits = true;
@@ -180,7 +193,9 @@ static void count_moves(const struct eep_member *m, struct eep_plan *plan)
         held[node]++;
         plan->moved += plan->next[i] != s->seats[i].executor;
         plan->loaded += (s->seats[i].held_on & eep_node_bit(node)) == 0;
-        if (m->params.node_seats_max != 0 && held[node] > m->params.node_seats_max) {
+        /* What a loss left too full may stay, or get emptier. */
+        if (m->params.node_seats_max != 0 &&
+            held[node] > EEP_MAX(m->params.node_seats_max, before[node])) {
             plan->fits = false;
             plan->have = m->params.node_seats_max;
             plan->want = held[node];

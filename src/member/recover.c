@@ -7,7 +7,8 @@
 
 #include "member/member_int.h"
 
-#define SHRINK_TRIES 8u                      /* then the launcher is asked to start again */
+#define SHRINK_TRIES 8u /* then the launcher is asked to start again */
+#define RESEAT_TRIES 8u
 #define RESEAT_PAUSE_NS UINT64_C(1000000000) /* after a failed attempt */
 
 /* ---- local: suspicion and shrinking ---- */
@@ -21,7 +22,7 @@ static void shrink(struct eep_member *m, uint64_t now_ns)
 
     action->count = m->shrink_attempts;
     action->deadline_ns = m->shrink_deadline_ns;
-    if (m->shrink_attempts == SHRINK_TRIES) {
+    if (m->shrink_attempts % SHRINK_TRIES == 0) {
         eep_emit(m, EEP_DO_RESTART, m->self, m->self);
     }
 }
@@ -278,6 +279,9 @@ static void ask_to_reseat(struct eep_member *m)
 
     action->serial = m->state.reseat_wait.serial;
     action->deadline_ns = m->state.reseat_wait.deadline_ns;
+    if (++m->state.reseats % RESEAT_TRIES == 0) {
+        eep_emit(m, EEP_DO_RESTART, EEP_NO_MEMBER, EEP_NO_MEMBER);
+    }
 }
 
 /* Frames that are used are those of the executor's node; others would grow old. */
@@ -296,6 +300,7 @@ static void settle_seats(struct eep_member_state *s)
 static void serve(struct eep_member *m)
 {
     memset(&m->state.reseat_wait, 0, sizeof(m->state.reseat_wait));
+    m->state.reseats = 0;
     settle_seats(&m->state);
     eep_set_mode(m, EEP_MODE_SERVING);
     eep_emit(m, EEP_DO_SERVE, EEP_NO_MEMBER, EEP_NO_MEMBER);
@@ -314,7 +319,7 @@ static void settle_operation(struct eep_member *m, const struct outcome *o, bool
         return;
     }
     if (switched) {
-        const bool is_short = op->grows != 0 && eep_member_size(&m->state) < op->target;
+        const bool is_short = eep_member_size(&m->state) < op->target;
 
         eep_operation_end(m, EEP_PHASE_DONE, is_short ? EEP_REASON_SHORT : EEP_REASON_NONE, EEP_OK);
     } else if (o->left_out > 0) {
@@ -348,6 +353,7 @@ enum eep_status eep_recover_agreed(struct eep_member *m, const struct eep_member
         serve(m);
     } else {
         eep_set_mode(m, EEP_MODE_RESEATING);
+        m->state.reseats = 0;
         ask_to_reseat(m);
     }
     return EEP_OK;

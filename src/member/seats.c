@@ -1,6 +1,7 @@
 /*
  * Who executes which seat. Every member computes it by itself from the same input, so each choice
- * has one answer: fewest seats, then the lowest id, then the lowest seat.
+ * has one answer: fewest seats, then the node with the fewest, then the lowest id, then the lowest
+ * seat.
  */
 #include "member/member_int.h"
 
@@ -10,7 +11,8 @@ struct assignment {
     const struct eep_seat_record *seats;
     uint32_t seat_count;
     uint32_t *next;
-    uint32_t load[EEP_MEMBERS_MAX]; /* seats of each candidate */
+    uint32_t load[EEP_MEMBERS_MAX];    /* seats of each candidate */
+    uint32_t node_load[EEP_NODES_MAX]; /* and of each node: they are its memory */
 };
 
 #define NOBODY UINT32_MAX
@@ -25,15 +27,29 @@ static uint32_t index_of(const struct assignment *a, uint32_t id)
     return NOBODY;
 }
 
+static void tally(struct assignment *a, uint32_t candidate, int32_t change)
+{
+    a->load[candidate] += (uint32_t)change;
+    a->node_load[a->candidates[candidate].node] += (uint32_t)change;
+}
+
 static void give(struct assignment *a, uint32_t seat, uint32_t candidate)
 {
     const uint32_t before = index_of(a, a->next[seat]);
 
     if (before != NOBODY) {
-        a->load[before]--;
+        tally(a, before, -1);
     }
     a->next[seat] = a->candidates[candidate].id;
-    a->load[candidate]++;
+    tally(a, candidate, 1);
+}
+
+static bool has_less(const struct assignment *a, uint32_t one, uint32_t other)
+{
+    if (a->load[one] != a->load[other]) {
+        return a->load[one] < a->load[other];
+    }
+    return a->node_load[a->candidates[one].node] < a->node_load[a->candidates[other].node];
 }
 
 /* The candidate with the fewest seats on one of these nodes. */
@@ -43,7 +59,7 @@ static uint32_t least_loaded(const struct assignment *a, uint64_t nodes)
 
     for (uint32_t i = 0; i < a->count; i++) {
         if ((nodes & eep_node_bit(a->candidates[i].node)) != 0 &&
-            (best == NOBODY || a->load[i] < a->load[best])) {
+            (best == NOBODY || has_less(a, i, best))) {
             best = i;
         }
     }
@@ -93,7 +109,7 @@ static void keep_what_stays(struct assignment *a)
 
         a->next[seat] = owner == NOBODY ? EEP_NO_MEMBER : s->executor;
         if (owner != NOBODY) {
-            a->load[owner]++;
+            tally(a, owner, 1);
         }
     }
 }

@@ -299,6 +299,9 @@ static void act_for_all(struct proc *p, const struct eep_member_action *a)
     case EEP_DO_SWITCH:
         p->switching = true;
         break;
+    case EEP_DO_ROLL_BACK:
+        p->switching = false; /* by an event after the one that asked for it */
+        break;
     default:
         break;
     }
@@ -526,7 +529,7 @@ static void name_newcomer(const struct proc *p, uint32_t from)
 static void take_batch(struct proc *p)
 {
     p->has_result = false;
-    for (uint32_t i = 0; i < w.batch_count && p->alive && p->in_group && !p->switching; i++) {
+    for (uint32_t i = 0; i < w.batch_count && p->alive && p->in_group; i++) {
         if (w.batch[i].kind == EEP_APPEARED && w.batch[i].member == EEP_NO_MEMBER) {
             name_newcomer(p, w.batch_from[i]);
         }
