@@ -304,6 +304,9 @@ EEP_MUST_CHECK enum eep_status eep_members_asked(struct eep_engine *engine,
                                                  const struct eep_member_request *request);
 /** Members that have left as asked, less `before`. */
 uint32_t eep_members_left(const struct eep_engine *engine, uint32_t before);
+/** This rank is to leave after the next step: when that is over, all others have seen the one that
+ *  told them so. */
+bool eep_members_leaving(const struct eep_engine *engine);
 /** No move of experts may begin. The same on every rank. */
 bool eep_members_hold(const struct eep_engine *engine);
 /** What this rank has to do for a change of members, a bounded part. Local. */

@@ -28,6 +28,7 @@ struct eep_members {
     struct eep_member_action duties[DUTIES_MAX]; /* of a trial, until it counts; duty_count */
     uint32_t duty_count;
     bool holds;                    /* no move of experts may begin */
+    bool leaves;                   /* this process is to leave */
     uint32_t prepare_serial;       /* to be reported when none is under way; 0: not asked */
     uint32_t load_serial;          /* to be reported when the seats are there */
     uint32_t load_seat, load_slot; /* how far that is */
@@ -157,6 +158,7 @@ static void report(struct eep_members *m, uint32_t serial, enum eep_status statu
 static void forget_duties(struct eep_members *m)
 {
     m->holds = false;
+    m->leaves = false;
     m->prepare_serial = 0;
     m->load_serial = 0;
 }
@@ -180,7 +182,8 @@ static void act(struct eep_engine *e, const struct eep_member_action *action)
             report(m, action->serial, EEP_OK);
         }
         break;
-    case EEP_DO_LOAD:
+    case EEP_DO_LOAD: /* what is loaded must stay what the layout says */
+        m->holds = true;
         if (mine) {
             m->load_serial = action->serial;
             m->load_seat = m->load_slot = 0;
@@ -190,8 +193,8 @@ static void act(struct eep_engine *e, const struct eep_member_action *action)
         m->holds = true;
         m->prepare_serial = action->serial;
         break;
-    case EEP_DO_SWITCH: /* leavers leave; the others will see that they are gone */
-        e->left = eep_member_life(m->machine, m->self) == EEP_LIFE_DRAINING;
+    case EEP_DO_SWITCH:
+        m->leaves = eep_member_life(m->machine, m->self) == EEP_LIFE_DRAINING;
         break;
     case EEP_DO_SERVE:
     case EEP_DO_ROLL_BACK:
@@ -223,6 +226,7 @@ static enum eep_status feed_to(struct eep_engine *e, struct eep_member *machine,
 {
     struct eep_members *m = e->members;
 
+    eep_member_set_layout(machine, e->layout); /* moves have changed it since the last event */
     EEP_TRY(eep_member_step(machine, event, eep_clock_ns(), &m->actions));
     for (uint32_t i = 0; i < m->actions.audit_count; i++) {
         say(e, &m->actions.audits[i]);
@@ -319,7 +323,6 @@ enum eep_status eep_members_heard(struct eep_engine *e, uint32_t ranks)
 
 enum eep_status eep_members_asked(struct eep_engine *e, const struct eep_member_request *request)
 {
-    eep_member_set_layout(e->members->machine, e->layout);
     return feed(e, &(struct eep_member_event){.kind = EEP_REQUEST, .request = *request});
 }
 
@@ -332,6 +335,11 @@ uint32_t eep_members_left(const struct eep_engine *e, uint32_t before)
         left += state->members[i].life == EEP_LIFE_LEFT;
     }
     return left > before ? left - before : 0;
+}
+
+bool eep_members_leaving(const struct eep_engine *e)
+{
+    return e->members != NULL && e->members->leaves;
 }
 
 bool eep_members_hold(const struct eep_engine *e)
@@ -371,8 +379,9 @@ void eep_members_work(struct eep_engine *e)
 {
     struct eep_members *m = e->members;
 
-    if (m == NULL || m->report_serial != 0) {
-        return;
+    if (m == NULL || m->report_serial != 0 ||
+        (e->mover != NULL && e->mover->phase != EEP_MOVE_IDLE)) {
+        return; /* a move that has begun comes to its end first */
     }
     if (m->load_serial != 0) {
         bool done = true;
@@ -382,7 +391,7 @@ void eep_members_work(struct eep_engine *e)
             report(m, m->load_serial, status);
             m->load_serial = 0;
         }
-    } else if (m->prepare_serial != 0 && (e->mover == NULL || e->mover->phase == EEP_MOVE_IDLE)) {
+    } else if (m->prepare_serial != 0) {
         report(m, m->prepare_serial, EEP_OK);
         m->prepare_serial = 0;
     }
@@ -405,7 +414,6 @@ enum eep_status eep_members_try(struct eep_engine *e, const uint32_t *was)
         m->trial_ids[r] = m->ids[was[r]];
     }
     m->duty_count = 0;
-    eep_member_set_layout(m->trial, e->layout);
     EEP_TRY(feed_trial(e, &(struct eep_member_event){.kind = EEP_REVOKED}));
     EEP_TRY(feed_trial(e, &(struct eep_member_event){.kind = EEP_AGREED,
                                                      .epoch = state->epoch + 1,

@@ -234,11 +234,16 @@ enum eep_status eep_engine_step(struct eep_engine *e, bool *idle_out)
     }
     *idle_out = e->stopped || e->left || (e->unfinished == 0 && !e->open && !eep_mover_is_busy(e));
     if (!*idle_out) {
+        const bool leaves = eep_members_leaving(e);
+
         e->broken = e->unfinished > 0 ? run_step(e) : run_idle(e);
         if (e->broken == EEP_OK) {
             eep_members_work(e);
         }
-        if (eep_engine_survives(e, e->broken)) {
+        if (leaves) {
+            e->left = true;
+            e->broken = EEP_OK;
+        } else if (eep_engine_survives(e, e->broken)) {
             e->broken = eep_engine_survive(e);
         }
         e->apart = e->broken != EEP_OK;

@@ -255,7 +255,8 @@ enum eep_member_action_kind {
     EEP_DO_DRAIN,    /* by `member`: take no new requests, hand over those that run; report */
     EEP_DO_UNDRAIN,  /* by `member`: take requests again */
     EEP_DO_LOAD,     /* by `member`: load dense weights if it has none, and the seats whose `next`
-                        it is and that its node does not hold; report `serial` */
+                        it is and that its node does not hold; report `serial`. All: no move of
+                        experts begins from now on, or what is loaded grows old */
     EEP_DO_PREPARE, /* all of the epoch: finish the chunk of a move under way, begin none; report */
     EEP_DO_SWITCH,  /* after this step: make the communicator of `epoch` of all that are active or
                        joining, without those draining; give joiners the state; agree: EEP_AGREED,
