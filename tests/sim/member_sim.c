@@ -12,10 +12,12 @@
  * all must agree and serve, and one more operation must succeed.
  */
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/rng.h"
 #include "member/member.h"
@@ -33,12 +35,14 @@ struct proc {
     uint32_t id, node;
     struct eep_member *m; /* NULL: never in an epoch */
     bool in_group;
-    bool contributed, has_result;  /* of the round; a completed batch to take */
-    bool entered, has_agreed;      /* shrink: waits; a result to take */
-    bool switching;                /* waits in the switch */
-    uint32_t tried_low;            /* highest epoch of a session it took part in */
-    uint32_t task, awake;          /* serial to report; serial to appear with; 0: none */
-    bool task_ready, relayed;      /* relayed: its appearance was told */
+    bool contributed, has_result; /* of the round; a completed batch to take */
+    bool entered, has_agreed;     /* shrink: waits; a result to take */
+    bool switching;               /* waits in the switch */
+    uint32_t tried_low;           /* highest epoch of a session it took part in */
+    uint32_t task, awake;         /* serial to report; serial to appear with; 0: none */
+    uint32_t old_task;            /* one that it had before, which it may still report */
+    bool task_ready, relayed;     /* relayed: its appearance was told */
+    enum eep_status task_status;
     uint64_t loads;                /* seats that the task brings to its node */
     uint32_t gone[16], gone_count; /* to report */
     uint32_t restarts;
@@ -60,7 +64,8 @@ static struct {
     struct eep_member_state state;
     uint32_t set[PROCS], set_count;
     uint64_t epoch;
-    uint64_t held[NODES]; /* seats in the memory of each node */
+    uint64_t held[NODES];  /* seats in the memory of each node */
+    uint64_t served_epoch; /* the last that somebody serves in */
     struct {
         bool known;
         uint32_t coordinator;
@@ -87,6 +92,22 @@ static void die(const char *what)
            " --runs 1 --verbose\n",
            what, w.seed);
     exit(1);
+}
+
+/* An assertion of the machine's own. */
+static void say_seed(int signal_number)
+{
+    char text[120];
+    const int length = snprintf(text, sizeof(text),
+                                "member_sim: FAILED: signal %d\n  run it again: member_sim --seed "
+                                "%" PRIu64 " --runs 1 --verbose\n",
+                                signal_number, w.seed);
+
+    fflush(stdout);
+    if (write(STDOUT_FILENO, text, (size_t)length) < 0) {
+        _exit(2);
+    }
+    _exit(1);
 }
 
 #define MUST(condition)                                                                            \
@@ -254,22 +275,66 @@ static void park(struct proc *p)
 static void give_task(struct proc *p, uint32_t serial, uint64_t loads)
 {
     if (p != NULL && acts(p)) {
+        p->old_task = p->task;
         p->task = serial;
         p->task_ready = false;
         p->loads = loads;
     }
 }
 
-static uint64_t seats_of(const struct eep_member_state *s, uint32_t id, bool next)
+static uint64_t seats_of(const struct eep_member_state *s, uint32_t id)
 {
     uint64_t seats = 0;
 
     for (uint32_t i = 0; i < SEATS_MAX; i++) {
-        if ((next ? s->seats[i].next : s->seats[i].executor) == id) {
+        seats |= s->seats[i].executor == id ? UINT64_C(1) << i : 0;
+    }
+    return seats;
+}
+
+/* What the state says that a member has to fill: no more is loaded. */
+static uint64_t lost_seats_of(const struct eep_member_state *s, uint32_t id)
+{
+    uint64_t seats = 0;
+
+    for (uint32_t i = 0; i < SEATS_MAX; i++) {
+        if (s->seats[i].executor == id && s->seats[i].state == EEP_SEAT_LOST) {
             seats |= UINT64_C(1) << i;
         }
     }
     return seats;
+}
+
+static uint64_t new_seats_of(const struct eep_member_state *s, const struct proc *p)
+{
+    uint64_t seats = 0;
+
+    for (uint32_t i = 0; i < SEATS_MAX; i++) {
+        if (s->seats[i].next == p->id && (s->seats[i].held_on & UINT64_C(1) << p->node) == 0) {
+            seats |= UINT64_C(1) << i;
+        }
+    }
+    return seats;
+}
+
+/* A step of all in an epoch is over: experts may have moved with it, so frames that are not
+ * executed are not what the layout says any more. Who serves in an epoch that the others never see
+ * moves nothing, and none moves while members load. */
+static void let_old_frames_rot(const struct eep_member_state *s)
+{
+    if (s->epoch <= w.served_epoch || s->operation.phase >= EEP_PHASE_LOADING) {
+        return;
+    }
+    w.served_epoch = s->epoch;
+    for (uint32_t i = 0; i < SEATS_MAX; i++) {
+        const struct proc *executor = by_id(s->seats[i].executor);
+
+        for (uint32_t node = 0; node < NODES; node++) {
+            if (executor == NULL || executor->node != node) {
+                w.held[node] &= ~(UINT64_C(1) << i);
+            }
+        }
+    }
 }
 
 static void spawn(uint32_t count, uint32_t serial)
@@ -291,7 +356,7 @@ static void act_for_all(struct proc *p, const struct eep_member_action *a)
 
     switch (a->kind) {
     case EEP_DO_RESEAT:
-        give_task(p, a->serial, seats_of(s, p->id, false));
+        give_task(p, a->serial, lost_seats_of(s, p->id));
         break;
     case EEP_DO_PREPARE:
         give_task(p, a->serial, 0);
@@ -342,7 +407,9 @@ static void act(struct proc *p, const struct eep_member_action *a)
         give_task(other, a->serial, 0);
         break;
     case EEP_DO_LOAD:
-        give_task(other, a->serial, seats_of(eep_member_state(p->m), a->member, true));
+        if (other != NULL) {
+            give_task(other, a->serial, new_seats_of(eep_member_state(p->m), other));
+        }
         break;
     case EEP_DO_PARK:
         if (other != NULL && acts(other) && (other == p || !other->in_group)) {
@@ -398,15 +465,32 @@ static void put(const struct proc *p, struct eep_member_event event)
     }
 }
 
-static void put_task(const struct proc *from, uint32_t status_one_in)
+static void put_done(const struct proc *from, uint32_t serial, enum eep_status status)
 {
-    const bool fails = !w.calm && chance(status_one_in);
+    put(from, (struct eep_member_event){
+                  .kind = EEP_DONE, .member = from->id, .serial = serial, .status = status});
+}
 
-    if (from->task != 0 && from->task_ready && from->id != EEP_NO_MEMBER) {
-        put(from, (struct eep_member_event){.kind = EEP_DONE,
-                                            .member = from->id,
-                                            .serial = from->task,
-                                            .status = fails ? EEP_ERR_IO : EEP_OK});
+static void put_task(const struct proc *from)
+{
+    if (from->id == EEP_NO_MEMBER) {
+        return;
+    }
+    if (from->task != 0 && from->task_ready) {
+        put_done(from, from->task, from->task_status);
+    }
+    if (from->old_task != 0 && chance(8)) {
+        put_done(from, from->old_task, chance(4) ? EEP_ERR_IO : EEP_OK);
+    }
+}
+
+/* It has brought its seats into its node's memory, or could not. */
+static void end_task(struct proc *p)
+{
+    p->task_ready = true;
+    p->task_status = !w.calm && chance(30) ? EEP_ERR_IO : EEP_OK;
+    if (p->task_status == EEP_OK) {
+        w.held[p->node] |= p->loads;
     }
 }
 
@@ -454,17 +538,13 @@ static void relay(struct proc *p)
                        .kind = EEP_APPEARED, .member = q->id, .node = q->node, .serial = q->awake});
             q->relayed = q->id == EEP_NO_MEMBER;
         }
-        put_task(q, 20);
+        put_task(q);
     }
 }
 
 static void contribute(struct proc *p)
 {
-    const struct eep_member_state *s = eep_member_state(p->m);
-
-    if (p->task == s->reseat_wait.serial || p->task == s->operation_wait.serial) {
-        put_task(p, 40);
-    }
+    put_task(p);
     for (uint32_t i = 0; i < p->gone_count; i++) {
         put(p, (struct eep_member_event){.kind = EEP_GONE, .member = p->gone[i]});
     }
@@ -507,6 +587,10 @@ static void complete_round(void)
     w.next_count = 0;
     sort_batch();
     for (uint32_t i = 0; i < w.proc_count; i++) {
+        if (w.procs[i].in_group && w.procs[i].m != NULL &&
+            eep_member_state(w.procs[i].m)->mode == EEP_MODE_SERVING) {
+            let_old_frames_rot(eep_member_state(w.procs[i].m));
+        }
         w.procs[i].contributed = false;
         w.procs[i].has_result = w.procs[i].in_group && w.procs[i].alive;
     }
@@ -603,6 +687,7 @@ static void take_agreed(struct proc *p)
                                        .set_count = w.set_count};
 
     p->has_agreed = false;
+    p->old_task = p->task;
     p->task = p->awake = 0;
     if (p->m == NULL) {
         MUST(eep_member_create(&w.params, p->id, &p->m) == EEP_OK);
@@ -793,12 +878,19 @@ static bool set_is_hurt(void)
     return false;
 }
 
+/* What was agreed on in an epoch that this process has given up. */
+static void hear_too_late(struct proc *p)
+{
+    const struct eep_member_event e = {.kind = EEP_PASSED, .passed_ns = MS};
+
+    MUST(eep_member_step(p->m, &e, w.now_ns, &w.actions) == EEP_ERR_REVOKED);
+}
+
 /* One thing that a process of the group may do now. */
 static void move(struct proc *p)
 {
     if (p->task != 0 && !p->task_ready && chance(2)) {
-        p->task_ready = true;
-        w.held[p->node] |= p->loads;
+        end_task(p);
     }
     if (p->m == NULL || !p->in_group) {
         if (p->has_agreed) {
@@ -818,8 +910,10 @@ static void move(struct proc *p)
         detect(p, &w.procs[draw(w.proc_count)]);
     } else if (chance(6)) {
         local(p, EEP_TICK, 0);
-    } else if (p->entered || p->switching) {
-        if (p->switching && somebody_shrinks()) {
+    } else if (p->entered) {
+        hear_too_late(p);
+    } else if (p->switching) {
+        if (somebody_shrinks()) {
             local(p, EEP_REVOKED, 0);
         }
     } else if (somebody_shrinks()) {
@@ -895,7 +989,7 @@ static void begin_run(uint64_t seed, bool verbose)
         if (i < w.params.active) {
             p->in_group = true;
             MUST(eep_member_create(&w.params, i, &p->m) == EEP_OK);
-            w.held[p->node] |= seats_of(eep_member_state(p->m), i, false);
+            w.held[p->node] |= seats_of(eep_member_state(p->m), i);
         }
     }
 }
@@ -1067,6 +1161,8 @@ int main(int argc, char **argv)
             return 2;
         }
     }
+    signal(SIGABRT, say_seed);
+    signal(SIGSEGV, say_seed);
     const clock_t begin = clock();
 
     while (done < runs && (double)(clock() - begin) / CLOCKS_PER_SEC < seconds) {
