@@ -296,7 +296,7 @@ static int check(const struct command *c)
 /* ---- the program ---- */
 
 /* Options may stand between the words of a command. */
-static enum eep_opts_result parse_command(const struct command *c, int argc, char **argv)
+static int parse_command(const struct command *c, int argc, char **argv)
 {
     struct eep_opt opts[OPTS_MAX];
     const size_t opt_count = choose_opts(c->sets, opts);
@@ -306,10 +306,10 @@ static enum eep_opts_result parse_command(const struct command *c, int argc, cha
     o.words = argv; /* words move to the front, over what was read */
     while (at + 1 < argc) {
         if (!words_only) {
-            const enum eep_opts_result result =
+            const int result =
                 eep_opts_parse(&c->help, opts, opt_count, argc - at, argv + at, &rest);
 
-            if (result != EEP_OPTS_OK) {
+            if (result != EEP_OPTS_GO_ON) {
                 return result;
             }
             at += rest;
@@ -321,7 +321,7 @@ static enum eep_opts_result parse_command(const struct command *c, int argc, cha
             o.words[o.word_count++] = argv[at];
         }
     }
-    return EEP_OPTS_OK;
+    return EEP_OPTS_GO_ON;
 }
 
 static int run_command(const struct command *c, int argc, char **argv)
@@ -329,13 +329,9 @@ static int run_command(const struct command *c, int argc, char **argv)
     struct eepctl_client *client;
     int status;
 
-    switch (parse_command(c, argc, argv)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = parse_command(c, argc, argv);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     status = check(c);
     if (status != EEP_EXIT_OK) {
@@ -369,13 +365,9 @@ int main(int argc, char **argv)
     if (eep_log_level_from_env() != EEP_OK) {
         return eepctl_failed();
     }
-    switch (eep_opts_parse(&help, opts, opt_count, argc, argv, &rest)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = eep_opts_parse(&help, opts, opt_count, argc, argv, &rest);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (version) {
         printf("eepctl %s\n", PACKAGE_VERSION);

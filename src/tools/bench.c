@@ -34,13 +34,9 @@ int eep_cmd_bench(int argc, char **argv)
 {
     int rest;
 
-    switch (eep_opts_parse(&help, NULL, 0, argc < 2 ? argc : 2, argv, &rest)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = eep_opts_parse(&help, NULL, 0, argc < 2 ? argc : 2, argv, &rest);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (argc < 2) {
         return eep_opts_wrong(&help, "which benchmark?");

@@ -667,13 +667,9 @@ int eep_bench_dispatch(int argc, char **argv)
     const struct eep_world_params params = {.node_size = 0};
     struct eep_xport *xport;
 
-    switch (eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     const int wrong = check(&o);
     if (wrong != EEP_EXIT_OK) {

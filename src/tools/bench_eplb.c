@@ -432,13 +432,9 @@ int eep_bench_eplb(int argc, char **argv)
         {"json", EEP_OPT_FLAG, &bench.json, NULL, "one JSON object per row"},
     };
 
-    switch (eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (bench.repeats == 0) {
         return eep_opts_wrong(&help, "--repeats must be 1 or more");

@@ -589,13 +589,9 @@ int eep_bench_moe(int argc, char **argv)
     };
     int exit_status = EEP_EXIT_OK;
 
-    switch (eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     uint32_t *given = o.tokens.values;
     if (given == NULL) {

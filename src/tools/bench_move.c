@@ -304,13 +304,9 @@ int eep_bench_move(int argc, char **argv)
     };
 
     eep_engine_opts_table(&b.engine_opts, opts + 4);
-    switch (eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (eep_engine_opts_check(&b.engine_opts, &help) != EEP_EXIT_OK) {
         return EEP_EXIT_USAGE;

@@ -452,14 +452,10 @@ int eep_cmd_cache(int argc, char **argv)
     const int skip = verb != NULL ? 1 : 0;
     int rest;
 
-    switch (eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc - skip, argv + skip,
-                           &rest)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc - skip,
+                                     argv + skip, &rest);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (verb == NULL) {
         return eep_opts_wrong(&help, "which of ls, verify, repair and drop?");

@@ -499,19 +499,15 @@ int eep_cmd_generate(int argc, char **argv)
         {"logits-out", EEP_OPT_STRING, &g.logits_out, "FILE",
          "write the logits that each token was chosen from (safetensors)"},
     };
-    int exit_status = EEP_EXIT_OK;
+    int exit_status;
 
     eep_engine_opts_table(&g.engine_opts, opts + 12);
     eep_tool_admin_table(&g.admin_opts, opts + 12 + EEP_ENGINE_OPT_COUNT);
-    switch (eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        exit_status = check_usage(&g);
-        break;
+    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
+    exit_status = check_usage(&g);
     if (exit_status == EEP_EXIT_OK) {
         d->keep_logits = g.logits_out != NULL;
         g.admin_opts.model = g.engine_opts.model;

@@ -679,13 +679,10 @@ int eep_cmd_launch(int argc, char **argv)
             break;
         }
     }
-    switch (eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, &rest)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended =
+        eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, &rest);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (o.ranks == 0) {
         return eep_opts_wrong(&help, "how many ranks? (-n N)");

@@ -28,23 +28,21 @@ static const struct eep_command_help layout_help = {
               "  {\"loads\": [[a number per expert], ... one list per MoE layer]}",
 };
 
-enum eep_opts_result eep_layout_parse(const struct eep_command_help *help,
-                                      const struct eep_opt *opts, size_t opt_count, int argc,
-                                      char **argv, struct eep_layout_words *words)
+int eep_layout_parse(const struct eep_command_help *help, const struct eep_opt *opts,
+                     size_t opt_count, int argc, char **argv, struct eep_layout_words *words)
 {
     words->count = 0;
     while (argc > 1) {
         int rest;
-        const enum eep_opts_result result =
-            eep_opts_parse(help, opts, opt_count, argc, argv, &rest);
+        const int result = eep_opts_parse(help, opts, opt_count, argc, argv, &rest);
 
-        if (result != EEP_OPTS_OK) {
+        if (result != EEP_OPTS_GO_ON) {
             return result;
         }
         for (bool plain = strcmp(argv[rest - 1], "--") == 0; rest < argc; rest++) {
             if (words->count == EEP_LAYOUT_FILES_MAX) {
                 eep_opts_wrong(help, "more than %d files", EEP_LAYOUT_FILES_MAX);
-                return EEP_OPTS_USAGE;
+                return EEP_EXIT_USAGE;
             }
             words->files[words->count++] = argv[rest];
             if (!plain) {
@@ -54,7 +52,7 @@ enum eep_opts_result eep_layout_parse(const struct eep_command_help *help,
         argc -= EEP_MIN(rest, argc - 1);
         argv += rest;
     }
-    return EEP_OPTS_OK;
+    return EEP_OPTS_GO_ON;
 }
 
 enum eep_status eep_layout_print_json(json_t *json)
@@ -220,13 +218,10 @@ int eep_layout_diff(int argc, char **argv)
         {"json", EEP_OPT_FLAG, &d.json, NULL, "one JSON object"},
     };
 
-    switch (eep_layout_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, &words)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended =
+        eep_layout_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, &words);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (words.count != 2) {
         return eep_opts_wrong(&help, "two files are needed, not %u", words.count);
@@ -252,13 +247,9 @@ int eep_cmd_layout(int argc, char **argv)
     };
     int rest;
 
-    switch (eep_opts_parse(&layout_help, NULL, 0, argc < 2 ? argc : 2, argv, &rest)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = eep_opts_parse(&layout_help, NULL, 0, argc < 2 ? argc : 2, argv, &rest);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (argc < 2) {
         return eep_opts_wrong(&layout_help, "which part?");

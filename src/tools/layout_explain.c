@@ -205,13 +205,10 @@ int eep_layout_explain(int argc, char **argv)
         {"json", EEP_OPT_FLAG, &x.json, NULL, "one JSON object per layer"},
     };
 
-    switch (eep_layout_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, &words)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended =
+        eep_layout_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, &words);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (words.count != 1 || x.nodes == 0) {
         return eep_opts_wrong(&help,

@@ -389,13 +389,9 @@ int eep_layout_plan(int argc, char **argv)
         {"json", EEP_OPT_FLAG, &o->json, NULL, "one JSON object"},
     };
 
-    switch (eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (o->loads == NULL) {
         return eep_opts_wrong(&help, "--loads is needed");

@@ -22,9 +22,8 @@ struct eep_layout_words {
 };
 
 /** As eep_opts_parse(), but options and files may come in any order. */
-enum eep_opts_result eep_layout_parse(const struct eep_command_help *help,
-                                      const struct eep_opt *opts, size_t opt_count, int argc,
-                                      char **argv, struct eep_layout_words *words);
+int eep_layout_parse(const struct eep_command_help *help, const struct eep_opt *opts,
+                     size_t opt_count, int argc, char **argv, struct eep_layout_words *words);
 
 /** Print an object on a line of its own, and drop it; NULL fails. */
 EEP_MUST_CHECK enum eep_status eep_layout_print_json(json_t *json);

@@ -183,13 +183,10 @@ int eep_layout_verify(int argc, char **argv)
         {"json", EEP_OPT_FLAG, &v.json, NULL, "one JSON object per file"},
     };
 
-    switch (eep_layout_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, &words)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended =
+        eep_layout_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, &words);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (words.count == 0 || v.nodes == 0 || v.experts > EEP_EPLB_EXPERTS_MAX) {
         return eep_opts_wrong(&help, words.count == 0

@@ -45,13 +45,9 @@ static int run(int argc, char **argv)
     if (eep_log_level_from_env() != EEP_OK) {
         return eep_tool_failed();
     }
-    switch (eep_opts_parse(&help, opts, 1, first, argv, &first)) {
-    case EEP_OPTS_HELP:
-        return EEP_EXIT_OK;
-    case EEP_OPTS_USAGE:
-        return EEP_EXIT_USAGE;
-    case EEP_OPTS_OK:
-        break;
+    const int ended = eep_opts_parse(&help, opts, 1, first, argv, &first);
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
     }
     if (version) {
         printf("eep %s\n", PACKAGE_VERSION);

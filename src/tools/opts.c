@@ -211,8 +211,8 @@ static bool parse_word(const struct eep_command_help *help, const struct eep_opt
     return true;
 }
 
-enum eep_opts_result eep_opts_parse(const struct eep_command_help *help, const struct eep_opt *opts,
-                                    size_t opt_count, int argc, char **argv, int *rest_out)
+int eep_opts_parse(const struct eep_command_help *help, const struct eep_opt *opts,
+                   size_t opt_count, int argc, char **argv, int *rest_out)
 {
     int at = 1;
 
@@ -225,24 +225,24 @@ enum eep_opts_result eep_opts_parse(const struct eep_command_help *help, const s
             if (eep_tool_speaks()) {
                 print_help(help, opts, opt_count);
             }
-            return EEP_OPTS_HELP;
+            return EEP_EXIT_OK;
         }
         if (argv[at][0] != '-' || argv[at][1] == '\0') {
             break;
         }
         if (argv[at][1] != '-') {
             eep_opts_wrong(help, "unknown option '%s'", argv[at]);
-            return EEP_OPTS_USAGE;
+            return EEP_EXIT_USAGE;
         }
         if (!parse_word(help, opts, opt_count, argc, argv, &at)) {
-            return EEP_OPTS_USAGE;
+            return EEP_EXIT_USAGE;
         }
     }
     if (rest_out != NULL) {
         *rest_out = at;
     } else if (at < argc) {
         eep_opts_wrong(help, "unexpected word '%s'", argv[at]);
-        return EEP_OPTS_USAGE;
+        return EEP_EXIT_USAGE;
     }
-    return EEP_OPTS_OK;
+    return EEP_OPTS_GO_ON;
 }

@@ -39,20 +39,20 @@ struct eep_command_help {
     const char *epilog;  /* after the options; NULL for none */
 };
 
-enum eep_opts_result {
-    EEP_OPTS_OK,
-    EEP_OPTS_HELP,  /* --help was asked for and printed on stdout: exit status 0 */
-    EEP_OPTS_USAGE, /* wrong usage, said on stderr: exit status 2 */
-};
+/** The options were parsed, and the command goes on; no exit status has that number. */
+#define EEP_OPTS_GO_ON (-1)
 
 /**
  * Parse argv[1 .. argc-1]: --name value, --name=value, --flag, --no-flag, "--" ends options.
  *
  * @param rest_out  index of the first word that is no option, argc if there is none; NULL: such a
  *                  word is wrong usage
+ *
+ * @return EEP_OPTS_GO_ON, or the exit status that the command ends with: help was asked for and is
+ *         printed on stdout, or the usage is wrong and that is said on stderr
  */
-enum eep_opts_result eep_opts_parse(const struct eep_command_help *help, const struct eep_opt *opts,
-                                    size_t opt_count, int argc, char **argv, int *rest_out);
+int eep_opts_parse(const struct eep_command_help *help, const struct eep_opt *opts,
+                   size_t opt_count, int argc, char **argv, int *rest_out);
 
 /** Say what is wrong with the usage, on the first rank's stderr; returns EEP_EXIT_USAGE. */
 int eep_opts_wrong(const struct eep_command_help *help, const char *fmt, ...)
