@@ -129,8 +129,8 @@ struct eep_engine_params {
     uint64_t attach_timeout_ns; /**< longest wait for another engine that fills or changes the
                                      cache; default 300 s */
     struct eep_rebalance_params rebalance; /**< default: never */
-    /** Default SHRINK. It needs a launcher with fault tolerance and, when layers are MoE, a weight
-     *  cache, else it is STOP. */
+    /** Default SHRINK. Without a launcher with fault tolerance it is STOP; without a weight cache
+     * the experts of a lost rank are read from the checkpoint. */
     enum eep_loss_mode on_loss;
     uint64_t silent_after_ns; /**< a rank that shows no life for so long (it is stopped) is killed
                                    and counts as lost; 0: never; default 10 s */

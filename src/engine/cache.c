@@ -326,24 +326,30 @@ bool eep_engine_executes(const struct eep_engine *e, uint32_t seat)
     return e->executors[seat] == e->xport->topo.rank;
 }
 
-static enum eep_status fill_slot(struct eep_engine *e, uint32_t layer, struct eep_slot slot,
-                                 uint64_t frame_bytes)
+enum eep_status eep_cache_pack(struct eep_engine *e, struct eep_wcache_frame frame, uint32_t layer,
+                               struct eep_expert expert)
 {
     const struct eep_experts_source source = eep_engine_source(e);
+    void *bytes;
+
+    EEP_TRY(eep_wcache_frame_begin(e->cache, frame, &bytes));
+    EEP_TRY(eep_experts_pack(&source, layer, expert, bytes, e->frame_bytes));
+    return eep_wcache_frame_end(e->cache, frame, layer, expert, NULL, NULL);
+}
+
+static enum eep_status fill_slot(struct eep_engine *e, uint32_t layer, struct eep_slot slot)
+{
     const struct eep_expert expert = {(uint32_t)eep_layout_expert(e->layout, layer, slot)};
     struct eep_wcache_frame frame;
-    void *bytes;
 
     if (!eep_wcache_slot_frame(e->cache, layer, slot, &frame) ||
         eep_wcache_slot_filled(e->cache, layer, slot)) {
         return EEP_OK;
     }
-    EEP_TRY(eep_wcache_frame_begin(e->cache, frame, &bytes));
-    EEP_TRY(eep_experts_pack(&source, layer, expert, bytes, frame_bytes));
-    return eep_wcache_frame_end(e->cache, frame, layer, expert, NULL, NULL);
+    return eep_cache_pack(e, frame, layer, expert);
 }
 
-static enum eep_status load_seat(struct eep_engine *e, struct eep_seat seat, uint64_t frame_bytes)
+static enum eep_status load_seat(struct eep_engine *e, struct eep_seat seat)
 {
     const uint32_t slots = e->layout->slots_per_seat;
     bool fill;
@@ -355,7 +361,7 @@ static enum eep_status load_seat(struct eep_engine *e, struct eep_seat seat, uin
     e->cache_filled = true;
     for (uint32_t layer = 0; layer < e->layout->layers; layer++) {
         for (uint32_t s = 0; s < slots; s++) {
-            EEP_TRY(fill_slot(e, layer, (struct eep_slot){seat.id * slots + s}, frame_bytes));
+            EEP_TRY(fill_slot(e, layer, (struct eep_slot){seat.id * slots + s}));
         }
         if (e->progress != NULL) {
             e->progress(e->progress_context, layer + 1, e->layout->layers);
@@ -386,15 +392,10 @@ static void populate(struct eep_engine *e)
 
 static enum eep_status load_parts(struct eep_engine *e)
 {
-    const struct eep_experts_source source = eep_engine_source(e);
-    uint64_t frame_bytes;
-    enum eep_dtype dtype;
-
-    EEP_TRY(eep_experts_content(&source, &frame_bytes, &dtype));
     EEP_TRY(load_dense(e));
     for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
         if (eep_engine_executes(e, seat)) {
-            EEP_TRY(load_seat(e, (struct eep_seat){seat}, frame_bytes));
+            EEP_TRY(load_seat(e, (struct eep_seat){seat}));
         }
     }
     populate(e);
@@ -466,7 +467,7 @@ enum eep_status eep_cache_fill_slot(struct eep_engine *e, struct eep_seat seat, 
     }
     const uint32_t layer = *slot / slots, at = seat.id * slots + *slot % slots;
 
-    EEP_TRY(fill_slot(e, layer, (struct eep_slot){at}, e->frame_bytes));
+    EEP_TRY(fill_slot(e, layer, (struct eep_slot){at}));
     ++*slot;
     *done_out = *slot == e->layout->layers * slots;
     return *done_out ? eep_wcache_seat_end(e->cache, seat) : EEP_OK;

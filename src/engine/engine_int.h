@@ -55,7 +55,6 @@ struct eep_request_entry {
     uint32_t max_tokens;
     bool ignore_eos, keep_logits, score;
     uint64_t tag;
-    bool orphan;  /* while ranks are reassigned: its rank is gone */
     bool replays; /* ended, but its logits were lost with their rank and are computed again */
     enum eep_request_state ended_as; /* then its state again */
     uint32_t *tokens;     /* (prompt_count + max_tokens): prompt, then what was generated */
@@ -225,6 +224,10 @@ EEP_MUST_CHECK enum eep_status eep_cache_load(struct eep_engine *engine);
 /** Local. After the model and the experts are destroyed. */
 void eep_cache_close(struct eep_engine *engine);
 
+/** Fill a frame with an expert of the checkpoint. Local. */
+EEP_MUST_CHECK enum eep_status eep_cache_pack(struct eep_engine *engine,
+                                              struct eep_wcache_frame frame, uint32_t layer,
+                                              struct eep_expert expert);
 /** Fill a slot of a seat that is not on this node, ahead of a change of members; `slot` counts up.
  *  Local. */
 EEP_MUST_CHECK enum eep_status eep_cache_fill_slot(struct eep_engine *engine, struct eep_seat seat,
@@ -302,8 +305,8 @@ EEP_MUST_CHECK enum eep_status eep_members_heard(struct eep_engine *engine, uint
 /** A request of an administrator, the same on every rank. */
 EEP_MUST_CHECK enum eep_status eep_members_asked(struct eep_engine *engine,
                                                  const struct eep_member_request *request);
-/** Members that have left as asked, less `before`. */
-uint32_t eep_members_left(const struct eep_engine *engine, uint32_t before);
+/** Members that have left as asked, so far. */
+uint32_t eep_members_left(const struct eep_engine *engine);
 /** This rank is to leave after the next step: when that is over, all others have seen the one that
  *  told them so. */
 bool eep_members_leaving(const struct eep_engine *engine);

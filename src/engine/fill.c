@@ -39,9 +39,9 @@ struct job {
     unsigned char *arrived; /* not in place: what another rank sends lands here first, since it may
                                come after a loss, when the frame is somebody else's */
     uint64_t done;
-    struct eep_transfer *transfer, *digest_transfer;
-    struct eep_wcache_content content; /* what the sender says; zeros: it does not know */
-    bool touched;                      /* in place: the frame was overwritten */
+    struct eep_parcel parcel; /* between two ranks */
+    bool dropped;             /* it could not be filled: thrown away when it has arrived */
+    bool touched;             /* in place: the frame was overwritten */
 };
 
 struct eep_fill {
@@ -75,10 +75,7 @@ static void add_job(struct eep_fill *fill, const struct eep_engine *e, uint32_t 
         job->bytes = (unsigned char *)(uintptr_t)eep_wcache_view_slot(
             e->view, copy->layer, (struct eep_slot){copy->source_slot});
         EEP_ASSERT(job->bytes != NULL);
-        if (!eep_wcache_frame_digest(e->cache, copy->layer, (struct eep_expert){copy->expert},
-                                     &job->content)) {
-            job->content = (struct eep_wcache_content){0, 0};
-        }
+        eep_parcel_describe(e, &job->parcel, copy->layer, (struct eep_expert){copy->expert});
     }
 }
 
@@ -194,26 +191,13 @@ static enum eep_status take_frame(struct eep_engine *e, struct eep_fill *fill, s
         job->bytes = fill->staging + before * frame_stride(e);
         return EEP_OK;
     }
-    EEP_TRY(eep_wcache_take(e->cache, seat, &job->frame));
-    EEP_TRY(eep_wcache_fill_begin(e->cache, job->frame, job->copy->layer,
-                                  (struct eep_expert){job->copy->expert}, &job->fill));
-    job->bytes = eep_wcache_fill_bytes(job->fill);
-    if (job->copy->from != EEP_NO_RANK) {
+    if (job->copy->from != EEP_NO_RANK && job->arrived == NULL) {
         EEP_TRY(eep_mem_alloc(1, e->frame_bytes, "expert on its way", &job->arrived));
-        job->bytes = job->arrived;
     }
-    return EEP_OK;
-}
-
-static enum eep_status begin_transfers(struct eep_engine *e, struct job *job)
-{
-    const struct eep_xport_ops *ops = e->xport->ops;
-    const uint32_t peer = job->sends ? job->copy->to : job->copy->from;
-
-    EEP_TRY(ops->transfer_begin(e->xport, "expert", peer, 2 * job->index, job->sends, job->bytes,
-                                e->frame_bytes, &job->transfer));
-    return ops->transfer_begin(e->xport, "expert's digest", peer, 2 * job->index + 1, job->sends,
-                               &job->content, sizeof(job->content), &job->digest_transfer);
+    job->bytes = job->arrived;
+    EEP_TRY(eep_wcache_take(e->cache, seat, &job->frame));
+    return eep_wcache_fill_begin(e->cache, job->frame, job->copy->layer,
+                                 (struct eep_expert){job->copy->expert}, &job->fill);
 }
 
 /* Starts it if it can be started now. Errors are those of the transport. */
@@ -236,8 +220,11 @@ static enum eep_status start_job(struct eep_engine *e, struct eep_fill *fill, st
         /* The sender sends all the same: take it in and throw it away. */
         fill->outcome = fill->outcome != EEP_OK ? fill->outcome : status;
         snprintf(fill->text, sizeof(fill->text), "%s", eep_error_text());
-        EEP_TRY(eep_mem_alloc(1, e->frame_bytes, "expert to drop", &job->bytes));
-        job->touched = true;
+        if (job->arrived == NULL) {
+            EEP_TRY(eep_mem_alloc(1, e->frame_bytes, "expert to drop", &job->arrived));
+        }
+        job->bytes = job->arrived;
+        job->dropped = true;
         status = EEP_OK;
     }
     fill->transfers[job->sends] += moves;
@@ -247,39 +234,34 @@ static enum eep_status start_job(struct eep_engine *e, struct eep_fill *fill, st
         end_job(fill, job, status);
         return EEP_OK;
     }
-    return moves ? begin_transfers(e, job) : EEP_OK;
+    return moves ? eep_parcel_begin(e, &job->parcel, job->sends ? job->copy->to : job->copy->from,
+                                    job->index, job->sends, job->bytes)
+                 : EEP_OK;
 }
 
 static enum eep_status pack_again(struct eep_engine *e, struct job *job)
 {
-    const struct eep_experts_source source = eep_engine_source(e);
     const struct eep_expert expert = {job->copy->expert};
-    void *bytes;
 
     eep_log(EEP_LOG_WARN, "expert %u of MoE layer %u is read from the checkpoint again: %s",
             expert.id, job->copy->layer, eep_error_text());
-    EEP_TRY(eep_wcache_frame_begin(e->cache, job->frame, &bytes));
-    EEP_TRY(eep_experts_pack(&source, job->copy->layer, expert, bytes, e->frame_bytes));
-    return eep_wcache_frame_end(e->cache, job->frame, job->copy->layer, expert, NULL, NULL);
+    return eep_cache_pack(e, job->frame, job->copy->layer, expert);
 }
 
 /* All bytes are there. */
 static enum eep_status finish_fill(struct eep_engine *e, struct eep_fill *fill, struct job *job)
 {
-    const bool told = job->content.low != 0 || job->content.high != 0;
     enum eep_status status = EEP_OK;
 
     EEP_FAULT("move.fill.copied");
     if (job->fill != NULL) {
-        status = eep_wcache_fill_end(job->fill, told ? &job->content : NULL, NULL);
+        status = eep_wcache_fill_end(job->fill, eep_parcel_content(&job->parcel), NULL);
         job->fill = NULL;
         if (status == EEP_ERR_CACHE_BAD) {
             status = pack_again(e, job);
         }
     }
-    if (job->touched && !fill->in_place) {
-        eep_mem_free(job->bytes);
-        job->touched = false;
+    if (job->dropped) {
         status = fill->outcome;
         eep_error_text_set(fill->text);
     }
@@ -306,23 +288,13 @@ static void copy_piece(struct eep_engine *e, struct job *job)
 }
 
 /* What came or went since the last look. */
-static enum eep_status look_at_transfers(struct eep_engine *e, struct job *job)
+static enum eep_status look_at_parcel(struct eep_engine *e, struct job *job)
 {
-    size_t progress;
-
-    if (job->digest_transfer != NULL) {
-        EEP_TRY(e->xport->ops->transfer_test(job->digest_transfer, &progress));
-        job->digest_transfer = progress == sizeof(job->content) ? NULL : job->digest_transfer;
+    EEP_TRY(eep_parcel_test(e, &job->parcel));
+    if (job->fill != NULL && job->parcel.done > job->done) {
+        eep_wcache_fill_copy(job->fill, job->arrived + job->done, job->parcel.done - job->done);
     }
-    if (job->transfer == NULL) {
-        return EEP_OK;
-    }
-    EEP_TRY(e->xport->ops->transfer_test(job->transfer, &progress));
-    job->transfer = progress == e->frame_bytes ? NULL : job->transfer;
-    if (job->fill != NULL && progress > job->done) {
-        eep_wcache_fill_copy(job->fill, job->arrived + job->done, progress - job->done);
-    }
-    job->done = progress;
+    job->done = job->parcel.done;
     return EEP_OK;
 }
 
@@ -331,9 +303,9 @@ static enum eep_status run_job(struct eep_engine *e, struct eep_fill *fill, stru
     if (job->copy->from == EEP_NO_RANK) {
         copy_piece(e, job);
     } else {
-        EEP_TRY(look_at_transfers(e, job));
+        EEP_TRY(look_at_parcel(e, job));
     }
-    if (job->done < e->frame_bytes || job->digest_transfer != NULL) {
+    if (job->done < e->frame_bytes || !eep_parcel_is_over(&job->parcel)) {
         return EEP_OK;
     }
     if (job->sends) {
@@ -399,7 +371,6 @@ static enum eep_status overwrite(struct eep_engine *e, struct job *job)
 {
     const struct eep_copy *copy = job->copy;
     const struct eep_slot slot = {copy->slot};
-    const bool told = job->content.low != 0 || job->content.high != 0;
     void *bytes;
 
     if (eep_layout_expert(e->layout, copy->layer, slot) == EEP_NO_EXPERT) {
@@ -414,7 +385,7 @@ static enum eep_status overwrite(struct eep_engine *e, struct job *job)
     EEP_FAULT("move.overwrite.begun");
     memcpy(bytes, job->bytes, e->frame_bytes);
     return eep_wcache_frame_end(e->cache, job->frame, copy->layer,
-                                (struct eep_expert){copy->expert}, told ? &job->content : NULL,
+                                (struct eep_expert){copy->expert}, eep_parcel_content(&job->parcel),
                                 NULL);
 }
 
@@ -432,21 +403,16 @@ enum eep_status eep_fill_overwrite(struct eep_engine *e, struct eep_fill *fill)
 
 enum eep_status eep_fill_undo(struct eep_engine *e, struct eep_fill *fill)
 {
-    const struct eep_experts_source source = eep_engine_source(e);
-
     for (uint32_t i = 0; i < fill->count; i++) {
         const struct job *job = &fill->jobs[i];
         const struct eep_slot slot = {job->copy->slot};
-        void *bytes;
 
         if (!job->touched) {
             continue;
         }
         const struct eep_expert expert = {
             (uint32_t)eep_layout_expert(e->layout, job->copy->layer, slot)};
-        EEP_TRY(eep_wcache_frame_begin(e->cache, job->frame, &bytes));
-        EEP_TRY(eep_experts_pack(&source, job->copy->layer, expert, bytes, e->frame_bytes));
-        EEP_TRY(eep_wcache_frame_end(e->cache, job->frame, job->copy->layer, expert, NULL, NULL));
+        EEP_TRY(eep_cache_pack(e, job->frame, job->copy->layer, expert));
     }
     return EEP_OK;
 }

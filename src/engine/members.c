@@ -326,7 +326,7 @@ enum eep_status eep_members_asked(struct eep_engine *e, const struct eep_member_
     return feed(e, &(struct eep_member_event){.kind = EEP_REQUEST, .request = *request});
 }
 
-uint32_t eep_members_left(const struct eep_engine *e, uint32_t before)
+uint32_t eep_members_left(const struct eep_engine *e)
 {
     const struct eep_member_state *state = eep_member_state(e->members->machine);
     uint32_t left = 0;
@@ -334,7 +334,7 @@ uint32_t eep_members_left(const struct eep_engine *e, uint32_t before)
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         left += state->members[i].life == EEP_LIFE_LEFT;
     }
-    return left > before ? left - before : 0;
+    return left;
 }
 
 bool eep_members_leaving(const struct eep_engine *e)
@@ -438,7 +438,7 @@ enum eep_status eep_members_commit(struct eep_engine *e)
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         const struct eep_member_record *r = &eep_member_state(m->trial)->members[i];
 
-        if (r->life == EEP_LIFE_ACTIVE || r->life == EEP_LIFE_DRAINING) {
+        if (eep_member_in_epoch(r)) {
             EEP_TRY(feed_trial(e, &(struct eep_member_event){
                                       .kind = EEP_DONE, .member = r->id, .serial = m->reseat}));
         }

@@ -11,6 +11,7 @@
  *     chunk.c     the wanted map -> one version's     follow.c  changing to a version: an own one,
  *                 worth of copies                               or that of another engine
  *     mover.c     triggers, the machine, its status      verify.c  proof of every slot's bytes
+ *     parcel.c    an expert between two ranks
  *
  * Within a node the ranks tell their authority (the node's rank 0) what they filled by one-sided
  * operations on its board; the authorities alone change the records.
@@ -178,6 +179,38 @@ EEP_MUST_CHECK enum eep_status eep_plan_some(struct eep_engine *engine, bool *do
 /** The next copies of the plan, at most `spare` into each seat; 0: in place. False: none is left.
  */
 bool eep_chunk_next(struct eep_engine *engine, uint32_t spare);
+
+/* parcel.c */
+
+/** An expert on its way between two ranks, with its digest. */
+struct eep_parcel {
+    struct eep_wcache_content content; /* what the sender says; zeros: it does not know */
+    struct eep_transfer *transfer, *digest_transfer;
+    size_t done; /* bytes that came or went */
+};
+
+#define EEP_PARCELS_MAX (1u << 19) /* numbers that are told apart */
+
+/** Sender: what is known of the expert's bytes. Before eep_parcel_begin(). Local. */
+void eep_parcel_describe(const struct eep_engine *engine, struct eep_parcel *parcel, uint32_t layer,
+                         struct eep_expert expert);
+/** Send or receive frame_bytes; both sides name the same number. The parcel stays where it is until
+ *  eep_parcel_is_over(), and for ever after a loss. */
+EEP_MUST_CHECK enum eep_status eep_parcel_begin(struct eep_engine *engine,
+                                                struct eep_parcel *parcel, uint32_t peer,
+                                                uint32_t number, bool sends, void *bytes);
+/** Move it on and look. Local. */
+EEP_MUST_CHECK enum eep_status eep_parcel_test(struct eep_engine *engine,
+                                               struct eep_parcel *parcel);
+static inline bool eep_parcel_is_over(const struct eep_parcel *parcel)
+{
+    return parcel->transfer == NULL && parcel->digest_transfer == NULL;
+}
+/** What the sender said, or NULL. */
+static inline const struct eep_wcache_content *eep_parcel_content(const struct eep_parcel *parcel)
+{
+    return parcel->content.low != 0 || parcel->content.high != 0 ? &parcel->content : NULL;
+}
 
 /* fill.c */
 EEP_MUST_CHECK enum eep_status eep_fill_begin(struct eep_engine *engine,

@@ -28,8 +28,7 @@ struct flight {
     const struct item *item;
     bool sends;
     unsigned char *arrived; /* receiving: (frame_bytes) */
-    struct eep_wcache_content content;
-    struct eep_transfer *transfer, *digest_transfer;
+    struct eep_parcel parcel;
 };
 
 struct refill {
@@ -38,7 +37,7 @@ struct refill {
     uint8_t *needs; /* (ranks, seats): seats that each rank has to fill */
     struct item *items;
     size_t count;
-    struct flight flights[IN_FLIGHT]; /* a ring: flight_first .. flight_end - 1 */
+    struct flight *flights; /* (IN_FLIGHT), a ring: flight_first .. flight_end - 1 */
     size_t flight_first, flight_end;
 };
 
@@ -92,6 +91,7 @@ static enum eep_status make_list(struct refill *r)
 
     EEP_TRY(eep_mem_alloc((size_t)l->layers * slots, sizeof(*r->items), "experts of lost seats",
                           &r->items));
+    EEP_TRY(eep_mem_alloc(IN_FLIGHT, sizeof(*r->flights), "experts on their way", &r->flights));
     for (uint32_t seat = 0; seat < l->seats; seat++) {
         for (uint32_t n = 0; needs_fill(r, seat) && n < l->layers * l->slots_per_seat; n++) {
             struct item item = {.layer = n / l->slots_per_seat,
@@ -140,14 +140,10 @@ static enum eep_status take_frame(struct refill *r, const struct item *item,
 
 static enum eep_status fill_from_checkpoint(struct refill *r, const struct item *item)
 {
-    const struct eep_experts_source source = eep_engine_source(r->e);
     struct eep_wcache_frame frame;
-    void *bytes;
 
     EEP_TRY(take_frame(r, item, &frame));
-    EEP_TRY(eep_wcache_frame_begin(r->e->cache, frame, &bytes));
-    EEP_TRY(eep_experts_pack(&source, item->layer, item->expert, bytes, r->e->frame_bytes));
-    return eep_wcache_frame_end(r->e->cache, frame, item->layer, item->expert, NULL, NULL);
+    return eep_cache_pack(r->e, frame, item->layer, item->expert);
 }
 
 /* From memory; what does not arrive whole is read from the checkpoint. */
@@ -186,38 +182,20 @@ static enum eep_status take_off(struct refill *r, const struct item *item, size_
 {
     struct eep_engine *e = r->e;
     struct flight *f = &r->flights[r->flight_end % IN_FLIGHT];
-    const uint32_t tag = (uint32_t)(2 * number % (1u << 20));
     void *bytes;
 
     *f = (struct flight){.item = item, .sends = item->from == e->xport->topo.rank};
-    const uint32_t peer = f->sends ? item->to : item->from;
-
     if (f->sends) {
         bytes = (void *)(uintptr_t)eep_wcache_view_slot(r->view, item->layer, item->source);
         EEP_ASSERT(bytes != NULL); /* a seat that this rank executes, and did before */
-        if (!eep_wcache_frame_digest(e->cache, item->layer, item->expert, &f->content)) {
-            f->content = (struct eep_wcache_content){0, 0};
-        }
+        eep_parcel_describe(e, &f->parcel, item->layer, item->expert);
     } else {
         EEP_TRY(eep_mem_alloc(1, e->frame_bytes, "expert on its way", &f->arrived));
         bytes = f->arrived;
     }
     r->flight_end++;
-    EEP_TRY(e->xport->ops->transfer_begin(e->xport, "expert of a lost seat", peer, tag, f->sends,
-                                          bytes, e->frame_bytes, &f->transfer));
-    return e->xport->ops->transfer_begin(e->xport, "digest of an expert", peer, tag + 1, f->sends,
-                                         &f->content, sizeof(f->content), &f->digest_transfer);
-}
-
-static enum eep_status move_on(struct eep_engine *e, struct eep_transfer **transfer, size_t bytes)
-{
-    size_t progress = 0;
-
-    if (*transfer != NULL) {
-        EEP_TRY(e->xport->ops->transfer_test(*transfer, &progress));
-        *transfer = progress == bytes ? NULL : *transfer;
-    }
-    return EEP_OK;
+    return eep_parcel_begin(e, &f->parcel, f->sends ? item->to : item->from, (uint32_t)number,
+                            f->sends, bytes);
 }
 
 /* The oldest one to its end. */
@@ -228,12 +206,9 @@ static enum eep_status land(struct refill *r)
     const uint64_t deadline_ns = eep_clock_ns() + e->attach_timeout_ns;
     enum eep_status status = EEP_OK;
 
-    while (f->transfer != NULL || f->digest_transfer != NULL) {
+    while (!eep_parcel_is_over(&f->parcel)) {
         for (size_t i = r->flight_first; i < r->flight_end; i++) {
-            struct flight *any = &r->flights[i % IN_FLIGHT];
-
-            EEP_TRY(move_on(e, &any->transfer, e->frame_bytes));
-            EEP_TRY(move_on(e, &any->digest_transfer, sizeof(any->content)));
+            EEP_TRY(eep_parcel_test(e, &r->flights[i % IN_FLIGHT].parcel));
         }
         if (eep_clock_ns() > deadline_ns) {
             return EEP_FAIL(
@@ -246,9 +221,7 @@ static enum eep_status land(struct refill *r)
     }
     r->flight_first++;
     if (!f->sends) {
-        const bool told = f->content.low != 0 || f->content.high != 0;
-
-        status = fill_from(r, f->item, f->arrived, told ? &f->content : NULL);
+        status = fill_from(r, f->item, f->arrived, eep_parcel_content(&f->parcel));
         eep_mem_free(f->arrived);
     }
     return status;
@@ -332,7 +305,10 @@ enum eep_status eep_refill_lost(struct eep_engine *e)
     if (r.view != NULL) {
         eep_wcache_unpin(e->cache, r.view);
     }
-    /* What is still on its way belongs to the transport (after another loss). */
+    if (r.flight_first ==
+        r.flight_end) { /* else they belong to the transport, after another loss */
+        eep_mem_free(r.flights);
+    }
     eep_mem_free(r.items);
     eep_mem_free(r.needs);
     return status;

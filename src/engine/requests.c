@@ -454,10 +454,9 @@ enum eep_status eep_requests_reassign(struct eep_engine *e, const uint32_t *now_
             r->owner = now;
             owned[now] += r->state == EEP_REQUEST_WAITING || r->state == EEP_REQUEST_RUNNING;
         }
-        r->orphan = now == EEP_NO_RANK;
     }
     for (size_t i = 0; i < e->request_count; i++) {
-        if (e->requests[i].orphan) {
+        if (now_of[e->requests[i].settled_owner] == EEP_NO_RANK) {
             hand_over(e, &e->requests[i]);
         }
     }

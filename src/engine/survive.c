@@ -52,7 +52,7 @@ struct survival {
     bool hopeless;
     uint32_t left_before;     /* members that had left as asked */
     struct level_word *words; /* (size_before) */
-    uint64_t begin_ns, level_ns;
+    uint64_t begin_ns;
     char text[EEP_ERROR_TEXT_MAX];
     char names[256]; /* of those that are gone */
 };
@@ -72,13 +72,18 @@ static uint32_t asked_of(const struct eep_mover *m)
            (m->finish ? ASKED_FINISH : 0u);
 }
 
-static void drop_world(struct eep_engine *e, struct survival *s)
+/* Once: a mover that was made again in an attempt that was cut off knows nothing of it. */
+static void remember_moves(const struct eep_engine *e, struct survival *s)
 {
     if (e->mover != NULL) {
         s->asked = asked_of(e->mover);
         s->moves = e->mover->status;
-        eep_mover_destroy(e);
     }
+}
+
+static void drop_world(struct eep_engine *e)
+{
+    eep_mover_destroy(e);
     if (e->cache != NULL) {
         eep_wcache_abandon(e->cache);
     }
@@ -319,7 +324,6 @@ static enum eep_status attempt(struct eep_engine *e, struct survival *s)
     s->begin_ns = eep_clock_ns();
     EEP_TRY(level(e, s));
     EEP_FAULT("survive.levelled");
-    s->level_ns = eep_clock_ns();
     eep_batch_discard(e);
     for (uint32_t r = 0; r < e->xport->topo.size; r++) {
         s->tried[r] = r;
@@ -351,7 +355,7 @@ static void say_what_happened(struct eep_engine *e, const struct survival *s,
                               const struct eep_loss_facts *f)
 {
     const uint32_t gone = s->size_before - e->xport->topo.size;
-    const bool left = eep_members_left(e, s->left_before) == gone;
+    const bool left = eep_members_left(e) - s->left_before == gone;
 
     eep_log(left ? EEP_LOG_INFO : EEP_LOG_WARN,
             "%s %s; %u of %u ranks go on: noticed within %.1f ms, agreed in %.1f ms, reseated in "
@@ -392,9 +396,10 @@ enum eep_status eep_engine_survive(struct eep_engine *e)
     snprintf(s.text, sizeof(s.text), "%s", eep_error_text());
     EEP_TRY(take_tables(e, &s));
     eep_requests_settle(e);
-    s.left_before = eep_members_left(e, 0);
+    s.left_before = eep_members_left(e);
+    remember_moves(e, &s);
     do {
-        drop_world(e, &s);
+        drop_world(e);
         status = attempt(e, &s);
     } while (status == EEP_ERR_PEER_LOST && !s.hopeless);
     if (status == EEP_OK) {

@@ -32,13 +32,13 @@ static const char *broken_seats(const struct eep_member_state *s)
 {
     for (uint32_t i = 0; i < s->seats_max; i++) {
         const struct eep_seat_record *seat = &s->seats[i];
-        const struct eep_member_record *r = eep_record_look(s, seat->executor);
+        const struct eep_member_record *r = eep_member_find(s, seat->executor);
 
         if (seat->state > EEP_SEAT_LOST) {
             return "a seat has a state that does not exist";
         }
         if (seat->state == EEP_SEAT_RESERVED ? seat->executor != EEP_NO_MEMBER
-                                             : r == NULL || !eep_in_epoch(r)) {
+                                             : r == NULL || !eep_member_in_epoch(r)) {
             return "a seat has no executor in the epoch, or a reserved one has";
         }
         if (seat->state == EEP_SEAT_LOST && s->mode != EEP_MODE_RESEATING) {
@@ -48,7 +48,7 @@ static const char *broken_seats(const struct eep_member_state *s)
             !eep_operation_runs(s)) {
             return "a seat is to change without an operation";
         }
-        if (seat->next != EEP_NO_MEMBER && eep_record_look(s, seat->next) == NULL) {
+        if (seat->next != EEP_NO_MEMBER && eep_member_find(s, seat->next) == NULL) {
             return "a seat is to go to an unknown member";
         }
         if (seat->state == EEP_SEAT_ACTIVE && (seat->held_on & eep_node_bit(r->node)) == 0) {

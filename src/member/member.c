@@ -24,7 +24,7 @@ _Static_assert(sizeof(struct eep_member_state) ==
 
 /* ---- records ---- */
 
-const struct eep_member_record *eep_record_look(const struct eep_member_state *s, uint32_t id)
+const struct eep_member_record *eep_member_find(const struct eep_member_state *s, uint32_t id)
 {
     if (id == EEP_NO_MEMBER) {
         return NULL;
@@ -39,7 +39,7 @@ const struct eep_member_record *eep_record_look(const struct eep_member_state *s
 
 struct eep_member_record *eep_record_find(struct eep_member_state *s, uint32_t id)
 {
-    const struct eep_member_record *found = eep_record_look(s, id);
+    const struct eep_member_record *found = eep_member_find(s, id);
 
     return found == NULL ? NULL : &s->members[found - s->members];
 }
@@ -83,7 +83,7 @@ uint32_t eep_lowest_of_epoch(const struct eep_member_state *s)
     uint32_t lowest = EEP_NO_MEMBER;
 
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
-        if (eep_in_epoch(&s->members[i])) {
+        if (eep_member_in_epoch(&s->members[i])) {
             lowest = EEP_MIN(lowest, s->members[i].id);
         }
     }
@@ -95,7 +95,7 @@ uint32_t eep_member_size(const struct eep_member_state *s)
     uint32_t size = 0;
 
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
-        size += eep_in_epoch(&s->members[i]);
+        size += eep_member_in_epoch(&s->members[i]);
     }
     return size;
 }
@@ -412,12 +412,12 @@ bool eep_member_is_shrinking(const struct eep_member *m)
 
 enum eep_life eep_member_life(const struct eep_member *m, uint32_t id)
 {
-    const struct eep_member_record *r = eep_record_look(&m->state, id);
+    const struct eep_member_record *r = eep_member_find(&m->state, id);
 
     if (r == NULL) {
         return EEP_LIFE_NONE;
     }
-    for (uint32_t i = 0; eep_in_epoch(r) && i < m->silent_count; i++) {
+    for (uint32_t i = 0; eep_member_in_epoch(r) && i < m->silent_count; i++) {
         if (m->silent[i].member == id) {
             return EEP_LIFE_SILENT;
         }

@@ -417,6 +417,15 @@ bool eep_member_is_shrinking(const struct eep_member *m);
 /** NULL, or which invariant a state breaks. eep_member_step() asserts that none is broken. */
 const char *eep_member_broken(const struct eep_member_state *state);
 
+/** What is known of a member; NULL: nothing (any more). Valid as long as the state. */
+const struct eep_member_record *eep_member_find(const struct eep_member_state *state, uint32_t id);
+
+/** It takes part in the epoch, also if it is to leave. */
+static inline bool eep_member_in_epoch(const struct eep_member_record *record)
+{
+    return record->life == EEP_LIFE_ACTIVE || record->life == EEP_LIFE_DRAINING;
+}
+
 /** Members of the epoch. */
 uint32_t eep_member_size(const struct eep_member_state *state);
 

@@ -38,11 +38,6 @@ struct eep_plan {
     bool fits;
 };
 
-static inline bool eep_in_epoch(const struct eep_member_record *r)
-{
-    return r->life == EEP_LIFE_ACTIVE || r->life == EEP_LIFE_DRAINING;
-}
-
 static inline uint64_t eep_node_bit(uint32_t node)
 {
     return UINT64_C(1) << node;
@@ -55,7 +50,6 @@ static inline bool eep_operation_runs(const struct eep_member_state *s)
 
 /* member.c */
 struct eep_member_record *eep_record_find(struct eep_member_state *s, uint32_t id);
-const struct eep_member_record *eep_record_look(const struct eep_member_state *s, uint32_t id);
 /** A record with the next id; NULL when all are in use. */
 struct eep_member_record *eep_record_new(struct eep_member *m, uint32_t node);
 uint32_t eep_lowest_of_epoch(const struct eep_member_state *s);

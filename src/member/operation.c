@@ -142,7 +142,7 @@ static struct refusal check_drain(const struct eep_member *m,
     const uint32_t size = eep_member_size(&m->state);
 
     for (uint32_t i = 0; i < request->drain_count; i++) {
-        const struct eep_member_record *r = eep_record_look(&m->state, request->drain[i]);
+        const struct eep_member_record *r = eep_member_find(&m->state, request->drain[i]);
 
         if (r == NULL || r->life != EEP_LIFE_ACTIVE) {
             return (struct refusal){EEP_REASON_NOT_A_MEMBER, 0, request->drain[i]};
@@ -162,7 +162,7 @@ static struct refusal check_drain(const struct eep_member *m,
 /* Spawned ones come to the coordinator's node, as far as can be said before. */
 static void add_spawned(const struct eep_member_state *s, uint32_t count, struct eep_plan *plan)
 {
-    const uint32_t node = eep_record_look(s, eep_lowest_of_epoch(s))->node;
+    const uint32_t node = eep_member_find(s, eep_lowest_of_epoch(s))->node;
 
     for (uint32_t i = 0; i < count; i++) {
         plan->candidates[plan->count++] = (struct eep_seat_candidate){s->next_id + i, node};
@@ -184,11 +184,11 @@ static void foresee(const struct eep_member *m, const struct eep_operation *op,
         eep_plan_leavers(s, op, marks);
     }
     for (uint32_t i = 0; i < request->drain_count; i++) {
-        marks[eep_record_look(s, request->drain[i]) - s->members] = true;
+        marks[eep_member_find(s, request->drain[i]) - s->members] = true;
     }
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
-        takes[i] = op->grows != 0 ? marks[i] || eep_in_epoch(&s->members[i])
-                                  : eep_in_epoch(&s->members[i]) && !marks[i];
+        takes[i] = op->grows != 0 ? marks[i] || eep_member_in_epoch(&s->members[i])
+                                  : eep_member_in_epoch(&s->members[i]) && !marks[i];
     }
     eep_plan_candidates(s, takes, plan);
     add_spawned(s, missing, plan);

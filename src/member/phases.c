@@ -56,7 +56,7 @@ bool eep_phase_expects(const struct eep_member_state *s, const struct eep_member
     case EEP_PHASE_LOADING:
         return (r->flags & EEP_MEMBER_LOADS) != 0 && !has_reported;
     case EEP_PHASE_READY:
-        return eep_in_epoch(r) && !has_reported;
+        return eep_member_in_epoch(r) && !has_reported;
     default:
         return false;
     }
@@ -92,9 +92,9 @@ static uint32_t joining(const struct eep_member_state *s)
 static void ask_again(struct eep_member *m)
 {
     struct eep_member_state *s = &m->state;
-    const struct eep_member_record *spawner = eep_record_look(s, s->operation.spawner);
+    const struct eep_member_record *spawner = eep_member_find(s, s->operation.spawner);
 
-    if (spawner == NULL || !eep_in_epoch(spawner)) {
+    if (spawner == NULL || !eep_member_in_epoch(spawner)) {
         s->operation.spawning = 0; /* those that appear yet are parked */
     }
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
@@ -321,7 +321,7 @@ void eep_phase_done(struct eep_member *m, const struct eep_member_event *event)
     struct eep_member_record *r = eep_record_find(s, event->member);
 
     if (!eep_operation_runs(s) || event->serial != s->operation_wait.serial || r == NULL ||
-        !(eep_in_epoch(r) || r->life == EEP_LIFE_JOINING)) {
+        !(eep_member_in_epoch(r) || r->life == EEP_LIFE_JOINING)) {
         return;
     }
     if (event->status != EEP_OK) {

@@ -8,7 +8,7 @@ static void members_by_node(const struct eep_member_state *s, const bool leaves[
 {
     memset(counts, 0, EEP_NODES_MAX * sizeof(*counts));
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
-        counts[s->members[i].node] += eep_in_epoch(&s->members[i]) && !leaves[i];
+        counts[s->members[i].node] += eep_member_in_epoch(&s->members[i]) && !leaves[i];
     }
 }
 
@@ -22,7 +22,7 @@ static uint32_t next_leaver(const struct eep_member_state *s, const bool leaves[
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         const struct eep_member_record *r = &s->members[i];
 
-        if (!eep_in_epoch(r) || leaves[i]) {
+        if (!eep_member_in_epoch(r) || leaves[i]) {
             continue;
         }
         if (best == EEP_MEMBERS_MAX || counts[r->node] > counts[s->members[best].node] ||
@@ -42,8 +42,8 @@ uint32_t eep_plan_leavers(const struct eep_member_state *s, const struct eep_ope
     memset(leaves, 0, EEP_MEMBERS_MAX * sizeof(*leaves));
     if (op->kind == EEP_OPERATION_DRAIN) {
         for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
-            leaves[i] =
-                eep_in_epoch(&s->members[i]) && (s->members[i].flags & EEP_MEMBER_NAMED) != 0;
+            leaves[i] = eep_member_in_epoch(&s->members[i]) &&
+                        (s->members[i].flags & EEP_MEMBER_NAMED) != 0;
             count += leaves[i];
         }
         return count;
@@ -61,14 +61,15 @@ static int32_t surplus_of(const struct eep_member_state *s, const bool joins[EEP
     int32_t surplus = 0;
 
     for (uint32_t i = 0; i < s->seats_max; i++) {
-        const struct eep_member_record *r = eep_record_look(s, s->seats[i].executor);
+        const struct eep_member_record *r = eep_member_find(s, s->seats[i].executor);
 
         surplus += r != NULL && r->node == node;
     }
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         const struct eep_member_record *r = &s->members[i];
 
-        surplus -= r->node == node && (eep_in_epoch(r) || r->life == EEP_LIFE_JOINING || joins[i]);
+        surplus -=
+            r->node == node && (eep_member_in_epoch(r) || r->life == EEP_LIFE_JOINING || joins[i]);
     }
     return EEP_MAX(surplus, 0);
 }
@@ -177,7 +178,7 @@ static void count_moves(const struct eep_member *m, struct eep_plan *plan)
     uint32_t held[EEP_NODES_MAX] = {0}, before[EEP_NODES_MAX] = {0};
 
     for (uint32_t i = 0; i < s->seats_max; i++) {
-        const struct eep_member_record *r = eep_record_look(s, s->seats[i].executor);
+        const struct eep_member_record *r = eep_member_find(s, s->seats[i].executor);
 
         before[r != NULL ? r->node : 0] += r != NULL;
     }

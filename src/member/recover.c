@@ -60,7 +60,7 @@ static uint32_t fencer_of(const struct eep_member *m, const struct eep_member_re
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         const struct eep_member_record *r = &m->state.members[i];
 
-        if (!eep_in_epoch(r) || r == silent || silence_of(m, r->id) < m->silent_count) {
+        if (!eep_member_in_epoch(r) || r == silent || silence_of(m, r->id) < m->silent_count) {
             continue;
         }
         any = EEP_MIN(any, r->id);
@@ -97,20 +97,20 @@ static void tick(struct eep_member *m, uint64_t now_ns)
 
 void eep_recover_local(struct eep_member *m, const struct eep_member_event *event, uint64_t now_ns)
 {
-    const struct eep_member_record *r = eep_record_look(&m->state, event->member);
+    const struct eep_member_record *r = eep_member_find(&m->state, event->member);
 
     switch (event->kind) {
     case EEP_SEEN_DEAD:
     case EEP_FENCED:
         forget_silence(m, silence_of(m, event->member));
-        if (r != NULL && eep_in_epoch(r)) {
+        if (r != NULL && eep_member_in_epoch(r)) {
             give_up_epoch(m, now_ns);
         } else if (r != NULL && (r->life == EEP_LIFE_PARKED || r->life == EEP_LIFE_JOINING)) {
             eep_emit(m, EEP_DO_REPORT, r->id, m->self);
         }
         break;
     case EEP_SEEN_SILENT:
-        if (r != NULL && eep_in_epoch(r)) {
+        if (r != NULL && eep_member_in_epoch(r)) {
             fall_silent(m, r, now_ns);
         }
         break;
@@ -164,9 +164,9 @@ static enum eep_status check_set(const struct eep_member *m, const struct eep_me
                         (unsigned long long)event->epoch);
     }
     for (uint32_t i = 0; i < event->set_count; i++) {
-        const struct eep_member_record *r = eep_record_look(s, event->set[i]);
-        const bool can_be =
-            r != NULL && (eep_in_epoch(r) || (is_switching(s) && r->life == EEP_LIFE_JOINING));
+        const struct eep_member_record *r = eep_member_find(s, event->set[i]);
+        const bool can_be = r != NULL && (eep_member_in_epoch(r) ||
+                                          (is_switching(s) && r->life == EEP_LIFE_JOINING));
 
         if (!can_be || (i > 0 && event->set[i - 1] >= event->set[i])) {
             return EEP_FAIL(EEP_ERR_INVALID,
@@ -204,7 +204,7 @@ static struct outcome set_lives(struct eep_member *m, const struct eep_member_ev
             o.still_here++;
         } else if (r->life == EEP_LIFE_DRAINING && switching) {
             leave(m, r);
-        } else if (eep_in_epoch(r) && !in) {
+        } else if (eep_member_in_epoch(r) && !in) {
             if (r->id == m->self) {
                 eep_emit(m, EEP_DO_DIE, r->id, r->id);
             }
@@ -225,9 +225,9 @@ static void take_planned_seats(struct eep_member *m, bool complete)
 {
     for (uint32_t i = 0; i < m->state.seats_max; i++) {
         struct eep_seat_record *seat = &m->state.seats[i];
-        const struct eep_member_record *next = eep_record_look(&m->state, seat->next);
+        const struct eep_member_record *next = eep_member_find(&m->state, seat->next);
 
-        if (next != NULL && eep_in_epoch(next)) {
+        if (next != NULL && eep_member_in_epoch(next)) {
             seat->held_on |= eep_node_bit(next->node); /* it loaded before the switch */
             seat->state = EEP_SEAT_ACTIVE;
             eep_set_executor(m, i, next->id);
@@ -248,7 +248,7 @@ static bool adopt_seats(struct eep_member *m)
     uint64_t live_nodes = 0;
 
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
-        takes[i] = eep_in_epoch(&s->members[i]);
+        takes[i] = eep_member_in_epoch(&s->members[i]);
         live_nodes |= takes[i] ? eep_node_bit(s->members[i].node) : 0;
     }
     for (uint32_t i = 0; i < s->seats_max; i++) {
@@ -258,7 +258,7 @@ static bool adopt_seats(struct eep_member *m)
     eep_seats_assign(plan.candidates, plan.count, s->seats, s->seats_max, false, plan.next);
     for (uint32_t i = 0; i < s->seats_max; i++) {
         struct eep_seat_record *seat = &s->seats[i];
-        const struct eep_member_record *r = eep_record_look(s, plan.next[i]);
+        const struct eep_member_record *r = eep_member_find(s, plan.next[i]);
 
         if (r == NULL) {
             continue;
@@ -288,7 +288,7 @@ static void ask_to_reseat(struct eep_member *m)
 static void settle_seats(struct eep_member_state *s)
 {
     for (uint32_t i = 0; i < s->seats_max; i++) {
-        const struct eep_member_record *r = eep_record_look(s, s->seats[i].executor);
+        const struct eep_member_record *r = eep_member_find(s, s->seats[i].executor);
 
         if (r != NULL) {
             s->seats[i].held_on = eep_node_bit(r->node);
@@ -363,7 +363,7 @@ enum eep_status eep_recover_agreed(struct eep_member *m, const struct eep_member
 
 bool eep_reseat_expects(const struct eep_member_state *s, const struct eep_member_record *r)
 {
-    return s->mode == EEP_MODE_RESEATING && eep_in_epoch(r) &&
+    return s->mode == EEP_MODE_RESEATING && eep_member_in_epoch(r) &&
            r->done_serial != s->reseat_wait.serial;
 }
 
@@ -383,7 +383,7 @@ void eep_recover_done(struct eep_member *m, const struct eep_member_event *event
     struct eep_member_record *r = eep_record_find(s, event->member);
 
     if (s->mode != EEP_MODE_RESEATING || event->serial != s->reseat_wait.serial || r == NULL ||
-        !eep_in_epoch(r)) {
+        !eep_member_in_epoch(r)) {
         return;
     }
     if (event->status != EEP_OK) {
