@@ -155,7 +155,7 @@ static void show_survival(struct eep_tool_admin *a, const struct eep_member_stat
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         const struct eep_member_record *r = &m->members[i];
 
-        on_node[r->node] += r->life == EEP_LIFE_ACTIVE || r->life == EEP_LIFE_DRAINING;
+        on_node[r->node] += eep_member_in_epoch(r);
     }
     for (uint32_t node = 0; node < EEP_NODES_MAX; node++) {
         ask.live_nodes |= on_node[node] > 0 ? UINT64_C(1) << node : 0;

@@ -2,6 +2,7 @@
 #include "tools/bench.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tools/opts.h"
@@ -29,6 +30,18 @@ static const struct {
     {"model", eep_bench_model},     {"restart", eep_bench_restart},
     {"recover", eep_bench_recover},
 };
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+void eep_bench_sort(double *values, size_t count)
+{
+    qsort(values, count, sizeof(*values), by_value);
+}
 
 int eep_cmd_bench(int argc, char **argv)
 {

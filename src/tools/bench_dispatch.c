@@ -444,20 +444,13 @@ static void close_bench(struct bench *b)
 
 /* ---- results ---- */
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 struct summary {
     double best, median; /* us */
 };
 
 static struct summary summarize(double *seconds, uint32_t count)
 {
-    qsort(seconds, count, sizeof(*seconds), ascending);
+    eep_bench_sort(seconds, count);
     return (struct summary){seconds[0] * 1e6, seconds[count / 2] * 1e6};
 }
 

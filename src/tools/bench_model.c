@@ -84,13 +84,6 @@ static enum eep_status run_once(struct bench_model *b, uint32_t sequences, uint3
     return EEP_OK;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static enum eep_status print_row(struct bench_model *b, uint32_t sequences, double *prompt,
                                  double *generation)
 {
@@ -101,8 +94,8 @@ static enum eep_status print_row(struct bench_model *b, uint32_t sequences, doub
     if (eep_engine_rank(b->engine) != 0) {
         return EEP_OK;
     }
-    qsort(prompt, n, sizeof(*prompt), by_value);
-    qsort(generation, n, sizeof(*generation), by_value);
+    eep_bench_sort(prompt, n);
+    eep_bench_sort(generation, n);
     if (!b->json) {
         printf("%3u sequences x %u prompt tokens: %9.1f tokens/s (best %.1f)   %u generated each: "
                "%8.2f tokens/s (best %.2f)\n",

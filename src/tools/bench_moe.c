@@ -380,17 +380,10 @@ struct result {
     bool by_fma; /* which limit binds */
 };
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* Sorts; the median, and the greatest in *most_out. */
 static double median(double *values, size_t count, double *most_out)
 {
-    qsort(values, count, sizeof(*values), by_value);
+    eep_bench_sort(values, count);
     *most_out = values[count - 1];
     return values[count / 2];
 }

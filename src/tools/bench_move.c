@@ -47,16 +47,9 @@ struct times {
     size_t count;
 };
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static double percentile(struct times *t, double part)
 {
-    qsort(t->ms, t->count, sizeof(*t->ms), by_value);
+    eep_bench_sort(t->ms, t->count);
     return t->count > 0 ? t->ms[(size_t)((double)(t->count - 1) * part)] : 0.0;
 }
 

@@ -8,14 +8,12 @@
  *
  * Figures are rank 0's. Ranks on other machines would read another clock, so it is for one machine.
  */
-#include <fcntl.h>
 #include <jansson.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -23,6 +21,7 @@
 #include "engine/look.h"
 #include "tools/bench.h"
 #include "tools/engine_opts.h"
+#include "tools/shared_page.h"
 #include "tools/tools.h"
 
 #define TARGET_AGREED_MS 50.0   /* noticed and agreed */
@@ -48,44 +47,6 @@ struct bench_recover {
     double step_ms;              /* median before the loss */
 };
 
-/* ---- the clock of the dead ---- */
-
-static enum eep_status map_page(struct bench_recover *b, const char *name, bool create)
-{
-    const int fd = shm_open(name, O_RDWR | (create ? O_CREAT | O_EXCL : 0), 0600);
-
-    if (fd < 0 || (create && ftruncate(fd, 4096) != 0)) {
-        return EEP_FAIL(EEP_ERR_IO,
-                        "/dev/shm%s cannot be made or opened: the ranks must be on one "
-                        "machine",
-                        name);
-    }
-    b->killed_ns = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    return b->killed_ns != MAP_FAILED ? EEP_OK : EEP_FAIL(EEP_ERR_NOMEM, "no page to share");
-}
-
-static enum eep_status share_page(struct bench_recover *b)
-{
-    enum eep_status status = EEP_OK;
-    char name[64] = {0};
-
-    if (eep_engine_rank(b->engine) == 0) {
-        snprintf(name, sizeof(name), "/eep-bench-recover-%ld", (long)getpid());
-        status = map_page(b, name, true);
-    }
-    EEP_TRY(eep_engine_agree(b->engine, "shared page", status));
-    EEP_TRY(eep_engine_broadcast(b->engine, name, sizeof(name)));
-    if (eep_engine_rank(b->engine) != 0) {
-        status = map_page(b, name, false);
-    }
-    status = eep_engine_agree(b->engine, "shared page", status);
-    if (eep_engine_rank(b->engine) == 0) {
-        (void)shm_unlink(name);
-    }
-    return status;
-}
-
 /* ---- load ---- */
 
 static enum eep_status submit(struct bench_recover *b)
@@ -110,13 +71,6 @@ static enum eep_status submit(struct bench_recover *b)
     return EEP_OK;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static enum eep_status run_quietly(struct bench_recover *b)
 {
     double ms[STEPS_BETWEEN];
@@ -134,7 +88,7 @@ static enum eep_status run_quietly(struct bench_recover *b)
             return EEP_FAIL(EEP_ERR_INVALID, "the requests ended before the ranks did");
         }
     }
-    qsort(ms, STEPS_BETWEEN, sizeof(ms[0]), by_value);
+    eep_bench_sort(ms, STEPS_BETWEEN);
     b->step_ms = ms[STEPS_BETWEEN / 2];
     return EEP_OK;
 }
@@ -147,16 +101,9 @@ static bool is_victim(const struct bench_recover *b)
     const struct eep_member_state *m = eep_engine_member_state(b->engine);
     const uint32_t *ids = eep_engine_member_ids(b->engine);
     const uint32_t rank = eep_engine_rank(b->engine), last = eep_engine_ranks(b->engine) - 1;
-    uint32_t mine = 0, others = 0;
 
-    if (!b->whole_node) {
-        return rank == last;
-    }
-    for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
-        mine = m->members[i].id == ids[rank] ? m->members[i].node : mine;
-        others = m->members[i].id == ids[last] ? m->members[i].node : others;
-    }
-    return mine == others;
+    return rank == last || (b->whole_node && eep_member_find(m, ids[rank])->node ==
+                                                 eep_member_find(m, ids[last])->node);
 }
 
 static double ms(uint64_t ns)
@@ -228,7 +175,12 @@ static enum eep_status run(struct bench_recover *b)
                         "the loss of a rank ends this engine: it needs two ranks or "
                         "more, and --on-loss=shrink");
     }
-    EEP_TRY(share_page(b));
+    EEP_TRY(eep_shared_page_open(b->engine, sizeof(*b->killed_ns), &b->killed_ns));
+    EEP_TRY(eep_engine_agree(b->engine, "shared page",
+                             b->killed_ns != NULL
+                                 ? EEP_OK
+                                 : EEP_FAIL(EEP_ERR_IO, "the ranks must be on one machine, with "
+                                                        "/dev/shm")));
     while (eep_engine_ranks(b->engine) > 1) {
         EEP_TRY(run_quietly(b));
         EEP_TRY(lose_one(b));

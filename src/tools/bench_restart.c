@@ -273,16 +273,9 @@ static enum eep_status run_round(struct bench_restart *b, uint32_t r)
 
 /* ---- what is printed ---- */
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static double median(double *values, uint32_t count)
 {
-    qsort(values, count, sizeof(*values), by_value);
+    eep_bench_sort(values, count);
     return values[count / 2];
 }
 

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +14,9 @@
 #include "tools/admin.h"
 #include "tools/engine_opts.h"
 #include "tools/generate_index.h"
-#include "tools/generate_page.h"
 #include "tools/generate_stream.h"
 #include "tools/prompts.h"
+#include "tools/shared_page.h"
 #include "tools/tools.h"
 
 static const struct eep_command_help help = {
@@ -41,6 +42,15 @@ struct answer {
 #define STEPS_BACK 4           /* without a page these are printed again after a loss */
 #define PRINT_AGAIN_AT_MOST 64 /* and so many answers when somebody drops what comes twice */
 
+/* How far rank 0 has come with reading and printing, shared with the ranks of its machine: when it
+ * is lost, the next rank 0 goes on from there. Written after each write to its standard output. */
+struct print_page {
+    _Atomic uint64_t printed;  /* answers, in the order in which they are printed */
+    _Atomic uint64_t wrong;    /* wrong lines that were told */
+    _Atomic uint64_t lines;    /* of the input that were taken */
+    _Atomic uint64_t streamed; /* of a single prompt's text */
+};
+
 struct generate {
     struct eep_engine_opts engine_opts;
     struct eep_prompt_source source;
@@ -62,12 +72,12 @@ struct generate {
     uint64_t steps;
     uint64_t failures;
 
-    struct eep_print_page *page; /* NULL: none */
-    struct eep_stream stream;    /* of rank 0 */
-    uint64_t printed;            /* answers */
-    uint64_t wrong;              /* wrong lines told */
-    size_t streamed;             /* of a single prompt's text, on the screen already */
-    bool no_text;                /* the model has no tokenizer */
+    struct print_page *page;  /* NULL: none */
+    struct eep_stream stream; /* of rank 0 */
+    uint64_t printed;         /* answers */
+    uint64_t wrong;           /* wrong lines told */
+    size_t streamed;          /* of a single prompt's text, on the screen already */
+    bool no_text;             /* the model has no tokenizer */
 };
 
 /* Text of tokens; NULL when the model has no tokenizer. The caller frees it. */
@@ -403,7 +413,7 @@ static enum eep_status prepare(struct generate *g)
         EEP_TRY(eep_prompts_submit(g->engine, &g->source));
     }
     EEP_TRY(eep_engine_agree(g->engine, "results", make_room(g)));
-    EEP_TRY(eep_print_page_open(g->engine, &g->page));
+    EEP_TRY(eep_shared_page_open(g->engine, sizeof(*g->page), &g->page));
 
     /* A model that has ids alone is all right. */
     char path[4096];
@@ -473,7 +483,7 @@ static int end(struct generate *g, enum eep_status status)
     }
     free(g->answers);
     free(g->order);
-    eep_print_page_close(g->page);
+    eep_shared_page_close(g->page, sizeof(*g->page));
     eep_index_free(&g->delivered);
     return exit_status;
 }
