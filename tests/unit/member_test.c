@@ -1804,18 +1804,6 @@ int main(void)
         seats_that_only_add_replicas_are_given_up_with_their_node,
         where_an_expert_can_be_had,
     };
-    Suite *suite = suite_create("member");
-    TCase *tcase = tcase_create("member");
-    SRunner *runner;
 
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    for (size_t i = 0; i < COUNT(tests); i++) {
-        tcase_add_test(tcase, tests[i]);
-    }
-    suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    const int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_tests_with("member", tests, COUNT(tests), set_up, tear_down);
 }

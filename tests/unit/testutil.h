@@ -29,13 +29,16 @@ static inline const char *test_path(const char *name)
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-static inline int run_tests(const char *name, const TTest *const *tests, size_t count)
+/* Each test with what goes before it and after it in its process; NULL: nothing. */
+static inline int run_tests_with(const char *name, const TTest *const *tests, size_t count,
+                                 void (*set_up)(void), void (*tear_down)(void))
 {
     Suite *suite = suite_create(name);
     TCase *tcase = tcase_create(name);
     SRunner *runner;
 
     tcase_set_timeout(tcase, 300);
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
     for (size_t i = 0; i < count; i++) {
         tcase_add_test(tcase, tests[i]);
     }
@@ -45,6 +48,11 @@ static inline int run_tests(const char *name, const TTest *const *tests, size_t 
     const int failed = srunner_ntests_failed(runner);
     srunner_free(runner);
     return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+static inline int run_tests(const char *name, const TTest *const *tests, size_t count)
+{
+    return run_tests_with(name, tests, count, NULL, NULL);
 }
 
 #endif
