@@ -46,6 +46,8 @@ static uint32_t seats_of(const struct eep_engine *e)
     return e->layout != NULL ? e->layout->seats : e->xport->topo.size;
 }
 
+/* It is told of no layout, so it gives up no seat: the weight cache's record has a slot for every
+ * seat that there is, and experts in it. */
 static enum eep_status create_machine(const struct eep_members *m, struct eep_member **machine_out)
 {
     const struct eep_member_params params = {
@@ -226,7 +228,6 @@ static enum eep_status feed_to(struct eep_engine *e, struct eep_member *machine,
 {
     struct eep_members *m = e->members;
 
-    eep_member_set_layout(machine, e->layout); /* moves have changed it since the last event */
     EEP_TRY(eep_member_step(machine, event, eep_clock_ns(), &m->actions));
     for (uint32_t i = 0; i < m->actions.audit_count; i++) {
         say(e, &m->actions.audits[i]);
