@@ -931,6 +931,28 @@ END_TEST
 
 /* ---- operations: trouble in each phase ---- */
 
+START_TEST(the_death_of_a_joiner_is_reported_like_that_of_a_parked_one)
+{
+    reach(true, EEP_PHASE_LOADING);
+    ck_assert_uint_eq(life(4), EEP_LIFE_JOINING);
+    local(0, EEP_SEEN_DEAD, 4);
+    ck_assert_uint_eq(count_of(EEP_DO_REPORT), 1);
+    ck_assert_uint_eq(nth(EEP_DO_REPORT, 0)->member, 4);
+}
+END_TEST
+
+START_TEST(whom_an_aborted_drain_named_the_next_one_does_not)
+{
+    drain("first", SET(2));
+    ck_assert_uint_eq(life(2), EEP_LIFE_DRAINING);
+    abort_it("first");
+    drain("second", SET(3));
+    ck_assert_uint_eq(count_of(EEP_DO_DRAIN), 1);
+    ck_assert_uint_eq(life(2), EEP_LIFE_ACTIVE);
+    ck_assert_uint_eq(life(3), EEP_LIFE_DRAINING);
+}
+END_TEST
+
 START_TEST(an_abort_rolls_back_any_phase_but_the_last)
 {
     for (uint32_t grows = 0; grows <= 1; grows++) {
@@ -1658,7 +1680,7 @@ END_TEST
 START_TEST(seats_that_only_add_replicas_are_given_up_with_their_node)
 {
     static const int32_t map[] = {0, 1, 0, 1};
-    static const int32_t single[] = {0, 1, 2, 3};
+    static const int32_t single[] = {0, 1, 2, 3}, twice[] = {0, 1, 2, 2};
     struct eep_layout *layout;
 
     params.seats = params.seats_max = 4;
@@ -1690,6 +1712,13 @@ START_TEST(seats_that_only_add_replicas_are_given_up_with_their_node)
     eep_member_set_layout(m, layout);
     drain("op", two_of_node_1, 2);
     ck_assert_uint_eq(nth(EEP_DO_ANSWER, 0)->want, 2);
+    eep_layout_destroy(layout);
+
+    begin(); /* of two places of an expert only one is */
+    CK_OK(eep_layout_from_map(1, 3, 4, 1, twice, &layout));
+    eep_member_set_layout(m, layout);
+    drain("op", two_of_node_1, 2);
+    ck_assert_uint_eq(nth(EEP_DO_ANSWER, 0)->want, 1);
     eep_layout_destroy(layout);
     eep_member_set_layout(m, NULL);
 }
@@ -1764,6 +1793,8 @@ int main(void)
         a_dry_run_says_what_would_be_and_changes_nothing,
         seats_that_no_node_can_hold_are_refused_with_the_numbers,
         a_node_that_a_loss_made_too_full_may_be_relieved,
+        the_death_of_a_joiner_is_reported_like_that_of_a_parked_one,
+        whom_an_aborted_drain_named_the_next_one_does_not,
         an_abort_rolls_back_any_phase_but_the_last,
         each_phase_ends_at_its_deadline,
         a_failure_that_a_member_reports_rolls_back,
