@@ -37,13 +37,15 @@ static uint64_t submit(struct eep_engine *engine, const uint32_t *ids, size_t co
     return id;
 }
 
+#define KINDS (EEP_EVENT_FAILED + 1)
+
 /* Steps until idle; counts events by kind. */
-static void run(struct eep_engine *engine, int counts_out[3], struct eep_event *last_out)
+static void run(struct eep_engine *engine, int counts_out[KINDS], struct eep_event *last_out)
 {
     struct eep_event event;
     bool idle = false;
 
-    memset(counts_out, 0, 3 * sizeof(*counts_out));
+    memset(counts_out, 0, KINDS * sizeof(*counts_out));
     while (!idle) {
         CK_OK(eep_engine_step(engine, &idle));
         while (eep_engine_next_event(engine, &event)) {
@@ -59,7 +61,7 @@ START_TEST(requests_come_before_and_after_loading)
 {
     const uint32_t ids[] = {3, 7, 1, 30};
     struct eep_engine *engine = open_engine(test_path("cases/model/ok-qwen3"));
-    int counts[EEP_EVENT_FAILED + 1];
+    int counts[KINDS];
     size_t a, b;
 
     ck_assert_uint_eq(submit(engine, ids, 4, 10), 0);
@@ -89,7 +91,7 @@ START_TEST(an_end_of_text_token_ends_a_request)
         .prompt = ids, .prompt_count = 4, .max_tokens = 60, .top_p = 1.0, .temperature = 3.0};
     bool ended_early = false;
     uint64_t id;
-    int counts[EEP_EVENT_FAILED + 1];
+    int counts[KINDS];
 
     CK_OK(eep_engine_load(engine));
     for (request.seed = 0; request.seed < 20; request.seed++) { /* eos is 2, one of 32 ids */
@@ -117,7 +119,7 @@ START_TEST(a_score_is_the_sum_over_the_prompt)
     struct eep_request request = {.prompt = ids, .prompt_count = 6, .top_p = 1.0, .score = true};
     struct eep_event event;
     double shorter;
-    int counts[EEP_EVENT_FAILED + 1];
+    int counts[KINDS];
     uint64_t id;
 
     CK_OK(eep_engine_load(engine));
@@ -177,7 +179,7 @@ START_TEST(a_request_of_nan_fails_alone)
     struct eep_engine *engine;
     struct eep_event event;
     uint32_t alone[10];
-    int counts[EEP_EVENT_FAILED + 1];
+    int counts[KINDS];
     size_t count;
 
     ck_assert_ptr_nonnull(mkdtemp(dir));
@@ -254,7 +256,7 @@ START_TEST(more_requests_than_the_cache_holds_wait)
         .max_batch_tokens = 4};
     struct eep_engine *engine;
     uint32_t ids[40];
-    int counts[EEP_EVENT_FAILED + 1];
+    int counts[KINDS];
 
     for (uint32_t i = 0; i < 40; i++) {
         ids[i] = i % 32;
