@@ -26,38 +26,20 @@ bool eep_ulfm_active(void)
     return found && active != NULL && *active != 0;
 }
 
-uint32_t eep_ulfm_failed_rank(struct eep_world *world)
-{
-    MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
-    int flag, count = 0, first = 0, rank = MPI_UNDEFINED;
-
-    (void)MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
-    if (!world->ulfm || world->control == MPI_COMM_NULL ||
-        MPIX_Comm_get_failed(world->control, &failed) != MPI_SUCCESS) {
-        return EEP_NO_RANK;
-    }
-    if (MPI_Group_size(failed, &count) == MPI_SUCCESS && count > 0 &&
-        MPI_Comm_group(world->control, &all) == MPI_SUCCESS) {
-        (void)MPI_Group_translate_ranks(failed, 1, &first, all, &rank);
-        MPI_Group_free(&all);
-    }
-    MPI_Group_free(&failed);
-    return rank == MPI_UNDEFINED ? EEP_NO_RANK : (uint32_t)rank;
-}
-
-/* Calls visit() with each origin that MPI knows to be dead, until it returns true. */
-static bool visit_failed(struct eep_world *world, bool (*visit)(uint32_t origin, void *arg),
-                         void *arg)
+/* Calls visit() with each rank of `comm` that MPI knows to be dead, until it returns true. */
+static bool visit_failed(struct eep_world *world, MPI_Comm comm,
+                         bool (*visit)(uint32_t rank, void *arg), void *arg)
 {
     MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
     int count = 0;
     bool end = false;
 
-    if (!world->ulfm || MPIX_Comm_get_failed(world->roster, &failed) != MPI_SUCCESS) {
+    if (!world->ulfm || comm == MPI_COMM_NULL ||
+        MPIX_Comm_get_failed(comm, &failed) != MPI_SUCCESS) {
         return false;
     }
     if (MPI_Group_size(failed, &count) == MPI_SUCCESS && count > 0 &&
-        MPI_Comm_group(world->roster, &all) == MPI_SUCCESS) {
+        MPI_Comm_group(comm, &all) == MPI_SUCCESS) {
         for (int i = 0; i < count && !end; i++) {
             int rank = MPI_UNDEFINED;
 
@@ -71,23 +53,32 @@ static bool visit_failed(struct eep_world *world, bool (*visit)(uint32_t origin,
 }
 
 struct search {
-    const bool *which;
+    const bool *which; /* NULL: any */
     uint32_t found;
 };
 
-static bool find_one(uint32_t origin, void *arg)
+static bool find_one(uint32_t rank, void *arg)
 {
     struct search *search = arg;
 
-    search->found = origin;
-    return search->which[origin];
+    search->found = rank;
+    return search->which == NULL || search->which[rank];
+}
+
+uint32_t eep_ulfm_failed_rank(struct eep_world *world)
+{
+    struct search search = {.which = NULL};
+    int flag;
+
+    (void)MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+    return visit_failed(world, world->control, find_one, &search) ? search.found : EEP_NO_RANK;
 }
 
 uint32_t eep_ulfm_failed_origin(struct eep_world *world, const bool *which)
 {
-    struct search search = {.which = which, .found = EEP_NO_RANK};
+    struct search search = {.which = which};
 
-    return visit_failed(world, find_one, &search) ? search.found : EEP_NO_RANK;
+    return visit_failed(world, world->roster, find_one, &search) ? search.found : EEP_NO_RANK;
 }
 
 static bool drop_one(uint32_t origin, void *arg)
@@ -100,7 +91,7 @@ static bool drop_one(uint32_t origin, void *arg)
 
 void eep_ulfm_drop_failed(struct eep_world *world, bool *which)
 {
-    (void)visit_failed(world, drop_one, which);
+    (void)visit_failed(world, world->roster, drop_one, which);
 }
 
 bool eep_ulfm_is_loss(int error_class)
