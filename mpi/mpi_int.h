@@ -64,29 +64,24 @@ struct eep_world {
     struct eep_xport xport; /* first: the interface's head */
     MPI_Comm control;       /* with `data` MPI_COMM_NULL while this process is parked */
     MPI_Comm data;
-    MPI_Comm roster;    /* all processes of the job, for life; see regroup.c */
-    uint32_t processes; /* of the roster */
-    bool ulfm;          /* the launcher switched fault tolerance on */
-    bool crowded;       /* more ranks than cores here: do not spin */
+    struct eep_roster *roster; /* all processes of the job; see roster_int.h */
+    bool ulfm;                 /* the launcher switched fault tolerance on */
+    bool crowded;              /* more ranks than cores here: do not spin */
     uint64_t timeout_ns;
     uint64_t silent_after_ns; /* or EEP_NEVER_NS */
+    uint64_t answer_ns;       /* for all to be ready to regroup */
     struct eep_node node;
-    uint32_t *node_of;          /* (size) */
-    uint32_t *node_rank_of;     /* (size): place of each rank within its node */
-    uint32_t *node_ranks;       /* (node_size): world ranks of this node */
-    bool *is_here;              /* (size): on this machine */
-    uint32_t *origin_of;        /* (size) */
-    uint32_t node_size;         /* pretended nodes: ranks of each; 0: real ones */
-    uint32_t origin;            /* rank at the start of the job */
-    uint32_t losses;            /* worlds before this one */
-    bool *active;               /* (processes): was in the world that was made last */
-    bool *called;               /* (processes): work space */
-    struct eep_call *call;      /* room for the largest */
-    uint32_t called_by;         /* whose `call` is still to be answered, or EEP_NO_RANK */
-    struct eep_letter *letters; /* on their way */
-    uint32_t was;               /* rank in the last world that all ranks of it had joined */
-    bool death;                 /* a rank of this world ended without leaving */
-    enum eep_status broken;     /* EEP_OK, or why no collective call can work any more */
+    uint32_t *node_of;      /* (size) */
+    uint32_t *node_rank_of; /* (size): place of each rank within its node */
+    uint32_t *node_ranks;   /* (node_size): world ranks of this node */
+    bool *is_here;          /* (size): on this machine */
+    uint32_t *origin_of;    /* (size) */
+    uint32_t node_size;     /* pretended nodes: ranks of each; 0: real ones */
+    uint32_t origin;        /* rank at the start of the job */
+    uint32_t losses;        /* worlds before this one */
+    uint32_t was;           /* rank in the last world that all ranks of it had joined */
+    bool death;             /* a rank of this world ended without leaving */
+    enum eep_status broken; /* EEP_OK, or why no collective call can work any more */
 };
 
 /* ---- wait.c ---- */
@@ -147,11 +142,11 @@ bool eep_ulfm_shrink_one(MPI_Comm comm, MPI_Comm *left_out);
 bool eep_ulfm_agree(MPI_Comm comm, bool ok);
 void eep_ulfm_revoke_one(MPI_Comm comm);
 
-/** An origin for which `which` is set and that MPI knows to be dead, or EEP_NO_RANK. */
-uint32_t eep_ulfm_failed_origin(struct eep_world *world, const bool *which);
+/** Set `dead` for each rank of `comm` that MPI knows to be dead. */
+void eep_ulfm_mark_failed(struct eep_world *world, MPI_Comm comm, bool *dead);
 
-/** Clear `which` for all of those. */
-void eep_ulfm_drop_failed(struct eep_world *world, bool *which);
+/** Receive from any source again, though some ranks have died. */
+void eep_ulfm_acknowledge(MPI_Comm comm);
 
 /** Do not pass on what Open MPI says, while a window is made. */
 void eep_ulfm_quiet(bool quiet);
@@ -214,20 +209,25 @@ void eep_world_forget_topology(struct eep_world *world);
 
 enum eep_status eep_world_recover(struct eep_xport *xport, uint32_t *was_out);
 
-/* ---- regroup.c ---- */
+/* ---- roster.c ---- */
 
-/** The first `active` processes are ranks. */
-EEP_MUST_CHECK enum eep_status eep_roster_open(struct eep_world *world, uint32_t active);
+/** All that were started; the first `active` of them are ranks. Collective. */
+EEP_MUST_CHECK enum eep_status eep_roster_open(struct eep_world *world, uint32_t processes,
+                                               uint32_t active);
 
 /** Tell the parked that this rank ends, and so (rank 0, EEP_OK) the job. */
 void eep_roster_tell_end(struct eep_world *world, enum eep_status status);
 
-enum eep_status eep_world_regroup(struct eep_xport *xport, const uint32_t *origins, uint32_t count);
 enum eep_status eep_roster_send(struct eep_xport *xport, uint32_t origin, const void *data,
                                 size_t bytes);
 bool eep_roster_take(struct eep_xport *xport, uint32_t *from_out, void *data, size_t capacity,
                      size_t *bytes_out);
+bool eep_roster_lost(struct eep_xport *xport, uint32_t origin);
 enum eep_status eep_roster_wait(struct eep_xport *xport, uint64_t timeout_ns);
+
+/* ---- regroup.c ---- */
+
+enum eep_status eep_world_regroup(struct eep_xport *xport, const uint32_t *origins, uint32_t count);
 
 /* ---- world.c ---- */
 

@@ -52,46 +52,41 @@ static bool visit_failed(struct eep_world *world, MPI_Comm comm,
     return end;
 }
 
-struct search {
-    const bool *which; /* NULL: any */
-    uint32_t found;
-};
-
 static bool find_one(uint32_t rank, void *arg)
 {
-    struct search *search = arg;
-
-    search->found = rank;
-    return search->which == NULL || search->which[rank];
+    *(uint32_t *)arg = rank;
+    return true;
 }
 
 uint32_t eep_ulfm_failed_rank(struct eep_world *world)
 {
-    struct search search = {.which = NULL};
+    uint32_t found = EEP_NO_RANK;
     int flag;
 
     (void)MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
-    return visit_failed(world, world->control, find_one, &search) ? search.found : EEP_NO_RANK;
+    (void)visit_failed(world, world->control, find_one, &found);
+    return found;
 }
 
-uint32_t eep_ulfm_failed_origin(struct eep_world *world, const bool *which)
+static bool mark_one(uint32_t rank, void *arg)
 {
-    struct search search = {.which = which};
+    bool *dead = arg;
 
-    return visit_failed(world, world->roster, find_one, &search) ? search.found : EEP_NO_RANK;
-}
-
-static bool drop_one(uint32_t origin, void *arg)
-{
-    bool *which = arg;
-
-    which[origin] = false;
+    dead[rank] = true;
     return false;
 }
 
-void eep_ulfm_drop_failed(struct eep_world *world, bool *which)
+void eep_ulfm_mark_failed(struct eep_world *world, MPI_Comm comm, bool *dead)
 {
-    (void)visit_failed(world, world->roster, drop_one, which);
+    (void)visit_failed(world, comm, mark_one, dead);
+}
+
+void eep_ulfm_acknowledge(MPI_Comm comm)
+{
+    int size = 0, acknowledged;
+
+    (void)MPI_Comm_size(comm, &size);
+    (void)MPIX_Comm_ack_failed(comm, size, &acknowledged);
 }
 
 bool eep_ulfm_is_loss(int error_class)

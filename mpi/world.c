@@ -20,7 +20,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "mpi_int.h"
+#include "roster_int.h"
 
 #define DEFAULT_TIMEOUT_S 600.0
 #define START_NS (120 * EEP_NS_PER_S) /* for MPI to start */
@@ -33,7 +33,8 @@
 #define TURN_NS (100 * EEP_NS_PER_MS)
 #define TURNS_NS_MAX (2 * EEP_NS_PER_S)
 #define SILENT_S 10.0 /* a process that stands still for so long is lost */
-#define LEAVE_TAG 1   /* on the control communicator, where there are no other messages */
+#define ANSWER_NS (2 * EEP_NS_PER_S)
+#define LEAVE_TAG 1 /* on the control communicator, where there are no other messages */
 
 /* ---- parameters ---- */
 
@@ -73,6 +74,9 @@ static enum eep_status read_params(const struct eep_world_params *given,
     }
     if (given->timeout_ns == 0) {
         params_out->timeout_ns = (uint64_t)(timeout_s * (double)EEP_NS_PER_S);
+    }
+    if (given->answer_ns == 0) {
+        params_out->answer_ns = ANSWER_NS;
     }
     if (given->silent_after_ns == 0) {
         params_out->silent_after_ns =
@@ -318,7 +322,7 @@ static void end_unclosed(void)
 
 static void watch_exit(struct eep_world *world)
 {
-    if (world->ulfm && world->processes > 1 && atexit(end_unclosed) == 0) {
+    if (world->ulfm && world->xport.topo.processes > 1 && atexit(end_unclosed) == 0) {
         unclosed.process = getpid();
         unclosed.world = world;
     }
@@ -335,7 +339,7 @@ void eep_world_forget_topology(struct eep_world *world)
     eep_mem_free(world->origin_of);
     world->node_of = world->node_rank_of = world->node_ranks = world->origin_of = NULL;
     world->is_here = NULL;
-    world->xport.topo = (struct eep_topology){.nodes = 1};
+    world->xport.topo = (struct eep_topology){.nodes = 1, .processes = world->xport.topo.processes};
 }
 
 static void free_world(struct eep_world *world)
@@ -483,7 +487,7 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
 {
     struct eep_world *world = (struct eep_world *)xport;
     /* Else some process takes no part in the end: it is parked, or was lost. */
-    const bool all = world->losses == 0 && xport->topo.size == world->processes;
+    const bool all = world->losses == 0 && xport->topo.size == world->xport.topo.processes;
     bool orderly = false;
 
     (void)fflush(stdout);
@@ -549,6 +553,7 @@ static const struct eep_xport_ops mpi_ops = {
     .regroup = eep_world_regroup,
     .roster_send = eep_roster_send,
     .roster_take = eep_roster_take,
+    .roster_lost = eep_roster_lost,
     .roster_wait = eep_roster_wait,
     .close = world_close,
 };
@@ -560,19 +565,19 @@ static enum eep_status make_communicators(struct eep_world *world, uint32_t acti
 
     EEP_MPI_TRY(world, "joining", MPI_Comm_rank(MPI_COMM_WORLD, &rank));
     EEP_MPI_TRY(world, "joining", MPI_Comm_size(MPI_COMM_WORLD, &size));
+    const uint32_t processes = (uint32_t)size;
     world->origin = (uint32_t)rank;
-    world->processes = (uint32_t)size;
-    if (active == 0 || active > world->processes) {
-        active = world->processes;
+    world->xport.topo.processes = processes;
+    if (active == 0 || active > processes) {
+        active = processes;
     }
     const bool parked = world->origin >= active;
-    EEP_TRY(eep_roster_open(world, active));
     world->xport.topo.rank = parked ? EEP_NO_RANK : world->origin;
     world->xport.topo.size = parked ? 0 : active;
-    EEP_MPI_TRY(world, "joining", MPI_Comm_dup(MPI_COMM_WORLD, &world->roster));
-    EEP_MPI_TRY(world, "joining", MPI_Comm_set_errhandler(world->roster, MPI_ERRORS_RETURN));
-    EEP_MPI_TRY(world, "joining",
-                MPI_Comm_split(world->roster, parked ? MPI_UNDEFINED : 1, rank, &world->control));
+    EEP_TRY(eep_roster_open(world, processes, active));
+    EEP_MPI_TRY(
+        world, "joining",
+        MPI_Comm_split(world->roster->comm, parked ? MPI_UNDEFINED : 1, rank, &world->control));
     if (parked) {
         return EEP_OK;
     }
@@ -592,11 +597,11 @@ static enum eep_status join(struct eep_world *world)
 {
     world->was = world->xport.topo.rank;
     world->ulfm = eep_ulfm_active();
-    if (!world->ulfm && world->origin == 0 && world->processes > 1) {
+    if (!world->ulfm && world->origin == 0 && world->xport.topo.processes > 1) {
         eep_log(EEP_LOG_WARN, "fault tolerance is off: the loss of a rank ends the job (start with "
                               "scripts/mpi-run, eep launch, or mpirun --with-ft ulfm)");
     }
-    if (world->processes > 1) {
+    if (world->xport.topo.processes > 1) {
         eep_log_rank_set((int)world->origin);
     }
     return world->control != MPI_COMM_NULL ? eep_world_settle(world) : EEP_OK;
@@ -615,9 +620,9 @@ enum eep_status eep_world_open(const struct eep_world_params *params, struct eep
     *world = (struct eep_world){.xport = {.ops = &mpi_ops, .topo = {.nodes = 1}},
                                 .control = MPI_COMM_NULL,
                                 .data = MPI_COMM_NULL,
-                                .roster = MPI_COMM_NULL,
                                 .timeout_ns = p.timeout_ns,
                                 .silent_after_ns = p.silent_after_ns,
+                                .answer_ns = p.answer_ns,
                                 .node = {.fd = -1}};
     eep_watch_begin("starting MPI", EEP_MIN(p.timeout_ns, START_NS), 1);
     enum eep_status status = eep_start_mpi();

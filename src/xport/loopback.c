@@ -291,6 +291,12 @@ static bool loop_roster_take(struct eep_xport *x, uint32_t *from_out, void *data
     return false;
 }
 
+static bool loop_roster_lost(struct eep_xport *x, uint32_t origin)
+{
+    (void)x, (void)origin;
+    return false;
+}
+
 static enum eep_status loop_roster_wait(struct eep_xport *x, uint64_t timeout_ns)
 {
     (void)x, (void)timeout_ns;
@@ -325,6 +331,7 @@ static const struct eep_xport_ops loopback_ops = {
     .regroup = loop_regroup,
     .roster_send = loop_roster_send,
     .roster_take = loop_roster_take,
+    .roster_lost = loop_roster_lost,
     .roster_wait = loop_roster_wait,
     .close = loop_close,
 };
@@ -335,9 +342,13 @@ enum eep_status eep_loopback_open(struct eep_xport **xport_out)
     struct eep_xport *x;
 
     EEP_TRY(eep_mem_alloc(1, sizeof(*x), "transport", &x));
-    *x = (struct eep_xport){
-        .ops = &loopback_ops,
-        .topo = {.size = 1, .nodes = 1, .node_size = 1, .node_of = zero, .origin_of = zero}};
+    *x = (struct eep_xport){.ops = &loopback_ops,
+                            .topo = {.size = 1,
+                                     .nodes = 1,
+                                     .node_size = 1,
+                                     .node_of = zero,
+                                     .origin_of = zero,
+                                     .processes = 1}};
     *xport_out = x;
     return EEP_OK;
 }

@@ -23,7 +23,7 @@
 
 #define EEP_NO_RANK UINT32_MAX
 #define EEP_NEVER_NS UINT64_MAX
-#define EEP_ROSTER_BYTES_MAX 512u /* in one message between processes */
+#define EEP_ROSTER_BYTES_MAX 4096u /* in one message between processes */
 
 /** Where this rank stands. Fixed for the life of the transport (one epoch). */
 struct eep_topology {
@@ -37,6 +37,7 @@ struct eep_topology {
     /* (size): number of each rank's process, for the job's life: its rank among all that were
      * started. A parked process has rank EEP_NO_RANK and size 0. */
     const uint32_t *origin_of;
+    uint32_t processes; /* of the job, with the parked and the dead: origins are below it */
 };
 
 /** Size of an exchange; the same on every rank. */
@@ -167,16 +168,21 @@ struct eep_xport_ops {
     enum eep_status (*recover)(struct eep_xport *x, uint32_t *was_out);
 
     /**
-     * Make a new world of the processes `origins` (count), ascending. Called, with the same list,
-     * by all ranks of the present world and by the parked processes that are named; other parked
-     * processes take part from within roster_wait() and roster_take(), which they must be calling.
-     * Exchanges, boards and transfers of before must have ended. A rank that is not named is parked
-     * afterwards. topo is new.
+     * Make a new world of the processes `origins` (count), distinct, in the order of their new
+     * ranks: rank i is process origins[i]. Called, with the same list, by all ranks of the present
+     * world and by the parked processes that are named; other parked processes take part from
+     * within roster_wait() and roster_take(), which they must be calling. Exchanges, boards and
+     * transfers of before must have ended. A rank that is not named is parked afterwards. topo is
+     * new.
+     *
+     * Ranks stand still for as long as the slowest process takes to come here, at most answer_ns.
+     * A parked process waits five times as long for the ranks to come, and returns as soon as they
+     * have given up.
      *
      * @retval EEP_ERR_TIMEOUT    some process did not come; all is as before
      * @retval EEP_ERR_PEER_LOST  a process died: ranks (topo.rank is not EEP_NO_RANK) call
      *                            recover(), and find by topo.origin_of who is left; parked
-     * processes are parked as before
+     *                            processes are parked as before
      * @retval EEP_ERR_UNSUPPORTED the launcher has no fault tolerance, or there is one rank only
      */
     enum eep_status (*regroup)(struct eep_xport *x, const uint32_t *origins, uint32_t count);
@@ -189,9 +195,19 @@ struct eep_xport_ops {
     enum eep_status (*roster_send)(struct eep_xport *x, uint32_t origin, const void *data,
                                    size_t bytes);
 
-    /** The next message, if there is one. `capacity` is at least EEP_ROSTER_BYTES_MAX. */
+    /**
+     * The next message, if there is one. `capacity` is at least EEP_ROSTER_BYTES_MAX. Ranks may
+     * call it at any time, also between steps: it takes some microseconds when there is none.
+     */
     bool (*roster_take)(struct eep_xport *x, uint32_t *from_out, void *data, size_t capacity,
                         size_t *bytes_out);
+
+    /**
+     * Is the process known to be dead? Meant for parked ones; ranks are noticed by each collective.
+     * Known after 10 to 100 ms, as the launcher tells it, if roster_take() or roster_wait() is
+     * called meanwhile.
+     */
+    bool (*roster_lost)(struct eep_xport *x, uint32_t origin);
 
     /**
      * Sleep until there is a message. For parked processes.
@@ -232,6 +248,7 @@ struct eep_world_params {
     /* With fault tolerance, a rank whose process has stood still for so long (stopped, not busy) is
      * killed and lost; 0 = 10 s (or EEP_SILENT_AFTER seconds, 0 there: never), or EEP_NEVER_NS. */
     uint64_t silent_after_ns;
+    uint64_t answer_ns; /* longest wait of regroup() for a process; 0 = 2 s */
 };
 
 /**

@@ -19,6 +19,10 @@
  *                                         PROCESS is killed US microseconds after the first change
  *                                         has begun there, and the others go on
  *
+ *     exchange_test absent                two ranks; process 2 is to join with process 3, which is
+ *                                         stopped, then dies: nobody waits for long, rank 0 sees
+ * the death, and process 2 joins alone
+ *
  * Every rank knows the seed, so each computes what all others send and compares. Status 0: right;
  * 1: a call failed (its text is on stderr); 3: wrong data.
  */
@@ -697,12 +701,15 @@ static struct {
     uint32_t changes;
 } group;
 
-/* What follows on each other: all, two, three with one of before, all others, all but one. */
+/* What follows on each other: all, two, three with one of before, all others, all but one; in an
+ * order that changes each time. */
 static struct members plan_members(uint32_t step)
 {
     struct members m = {.step = step};
 
-    for (uint32_t o = 0; o < group.processes; o++) {
+    for (uint32_t i = 0; i < group.processes; i++) {
+        const uint32_t turned = (i + step / 2) % group.processes;
+        const uint32_t o = step % 2 == 0 ? turned : group.processes - 1 - turned;
         const bool in = step % 5 == 0   ? true
                         : step % 5 == 1 ? o == 1 || o == 3
                         : step % 5 == 2 ? o >= 1 && o <= 3
@@ -890,10 +897,139 @@ static enum eep_status test_regroup(int argc, char **argv)
     return status == EEP_ERR_REVOKED ? EEP_OK : status;
 }
 
+/* ---- processes that do not come ---- */
+
+#define ANSWER_NS (EEP_NS_PER_S / 2)
+
+/* All but the absent one try to be together with it, which fails in time; then go on as before. */
+static enum eep_status change_in_vain(const struct members *m)
+{
+    const uint64_t begin_ns = eep_clock_ns();
+    const uint32_t rank = xport->topo.rank, size = xport->topo.size;
+    const enum eep_status status = xport->ops->regroup(xport, m->origins, m->count);
+    const double ms = (double)(eep_clock_ns() - begin_ns) * 1e-6;
+
+    CHECK(status == EEP_ERR_TIMEOUT, "status %d", (int)status);
+    CHECK(ms < 900, "%.0f ms", ms);
+    CHECK(xport->topo.rank == rank && xport->topo.size == size, "rank %u", xport->topo.rank);
+    return EEP_OK;
+}
+
+static void send_note(uint32_t origin, const void *data, size_t bytes)
+{
+    CHECK(xport->ops->roster_send(xport, origin, data, bytes) == EEP_OK, "process %u", origin);
+}
+
+/* The next message, which must be this one's. */
+static void receive_note(uint32_t origin, void *data, size_t size)
+{
+    unsigned char note[EEP_ROSTER_BYTES_MAX];
+    uint32_t from = EEP_NO_RANK;
+    size_t bytes = 0;
+
+    CHECK(xport->ops->roster_wait(xport, 10 * EEP_NS_PER_S) == EEP_OK, "%s", eep_error_text());
+    CHECK(xport->ops->roster_take(xport, &from, note, sizeof(note), &bytes) && from == origin &&
+              bytes == size,
+          "%zu bytes of process %u", bytes, from);
+    memcpy(data, note, size);
+}
+
+/* How long until the process is known to be dead, in ms. */
+static double kill_parked(uint32_t origin, pid_t process)
+{
+    const uint64_t begin_ns = eep_clock_ns();
+    unsigned char note[EEP_ROSTER_BYTES_MAX];
+    uint32_t from;
+    size_t bytes;
+
+    CHECK(kill(process, SIGKILL) == 0, "kill");
+    while (!xport->ops->roster_lost(xport, origin)) {
+        CHECK(eep_clock_ns() - begin_ns < 5 * EEP_NS_PER_S, "its death is not told");
+        CHECK(!xport->ops->roster_take(xport, &from, note, sizeof(note), &bytes), "a message");
+        usleep(500);
+    }
+    return (double)(eep_clock_ns() - begin_ns) * 1e-6;
+}
+
+static void time_take(void)
+{
+    unsigned char note[EEP_ROSTER_BYTES_MAX];
+    const uint64_t begin_ns = eep_clock_ns();
+    const int times = 1000;
+    uint32_t from;
+    size_t bytes;
+
+    for (int i = 0; i < times; i++) {
+        CHECK(!xport->ops->roster_take(xport, &from, note, sizeof(note), &bytes), "a message");
+    }
+    printf("looking for a message takes %.2f us\n",
+           (double)(eep_clock_ns() - begin_ns) * 1e-3 / times);
+}
+
+static enum eep_status be_rank_without(const struct members *all, const struct members *three)
+{
+    unsigned char note[EEP_ROSTER_BYTES_MAX];
+    uint32_t together[64];
+    pid_t stopped = 0;
+
+    if (xport->topo.rank == 0) {
+        receive_note(2, note, sizeof(note));
+        check_fill(note, sizeof(note), 77, "message");
+        receive_note(3, &stopped, sizeof(stopped));
+        usleep(100000);
+        time_take();
+        send_note(2, all, sizeof(*all));
+    }
+    EEP_TRY(xport->ops->allgather(xport, "together", &xport->topo.rank, 4, together));
+    EEP_TRY(change_in_vain(all));
+    EEP_TRY(work_a_little());
+    EEP_TRY(change_in_vain(all)); /* the joiner does not come either */
+    EEP_TRY(work_a_little());
+    if (xport->topo.rank == 0) {
+        CHECK(!xport->ops->roster_lost(xport, 3), "it lives");
+        printf("a death is known after %.1f ms\n", kill_parked(3, stopped));
+        CHECK(xport->ops->roster_send(xport, 3, all, 8) == EEP_ERR_PEER_LOST, "sent to the dead");
+        send_note(2, three, sizeof(*three));
+    }
+    EEP_TRY(xport->ops->allgather(xport, "together", &xport->topo.rank, 4, together));
+    EEP_TRY(change(three));
+    return work_a_little();
+}
+
+static enum eep_status test_absent(void)
+{
+    static const struct members all = {0, 4, {0, 1, 2, 3}}, three = {1, 3, {2, 0, 1}};
+    unsigned char note[EEP_ROSTER_BYTES_MAX];
+    const pid_t me = getpid();
+    struct members m;
+
+    group.me = from_environment("OMPI_COMM_WORLD_RANK");
+    group.victim = group.processes = 4;
+    if (xport->topo.rank != EEP_NO_RANK) {
+        return be_rank_without(&all, &three);
+    }
+    if (group.me == 3) {
+        send_note(0, &me, sizeof(me));
+        usleep(20000);
+        (void)raise(SIGSTOP); /* for ever */
+    }
+    fill(note, sizeof(note), 77);
+    send_note(0, note, sizeof(note));
+    receive_note(0, &m, sizeof(m));
+    EEP_TRY(change_in_vain(&m));
+    receive_note(0, &m, sizeof(m)); /* the second attempt is waited out in there */
+    EEP_TRY(change(&m));
+    return work_a_little();
+}
+
 int main(int argc, char **argv)
 {
     const bool regroup = argc > 3 && strcmp(argv[1], "regroup") == 0;
-    const struct eep_world_params params = {.active = regroup ? (uint32_t)atoi(argv[2]) : 0};
+    const bool absent = argc > 1 && strcmp(argv[1], "absent") == 0;
+    const struct eep_world_params params = {.active = regroup  ? (uint32_t)atoi(argv[2])
+                                                      : absent ? 2
+                                                               : 0,
+                                            .answer_ns = absent ? ANSWER_NS : 0};
     const char *node_size = getenv("EEP_NODE_SIZE");
     enum eep_status status = eep_world_open(&params, &xport);
 
@@ -901,10 +1037,11 @@ int main(int argc, char **argv)
         eep_log(EEP_LOG_ERROR, "%s", eep_error_text());
         return 1;
     }
-    if (!regroup) {
+    if (!regroup && !absent) {
         check_topology(node_size != NULL ? (uint32_t)atoi(node_size) : 0);
     }
     status = regroup                                    ? test_regroup(argc, argv)
+             : absent                                   ? test_absent()
              : argc > 1 && strcmp(argv[1], "idle") == 0 ? test_idle()
              : argc > 2 && strcmp(argv[1], "busy") == 0 ? test_busy((uint64_t)atoll(argv[2]))
              : argc > 4 ? test_survive(argv[2], (uint32_t)atoi(argv[3]), (uint64_t)atoll(argv[4]),
