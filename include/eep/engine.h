@@ -54,12 +54,20 @@ enum eep_engine_field {
     EEP_ENGINE_REBALANCE = 1 << 15,
     EEP_ENGINE_ON_LOSS = 1 << 16,
     EEP_ENGINE_SILENT_AFTER = 1 << 17,
+    EEP_ENGINE_BACKUP = 1 << 20,
 };
 
 /** What becomes of the engine when a rank is lost; see doc/membership.md. */
 enum eep_loss_mode {
     EEP_LOSS_STOP,   /**< the step fails with EEP_ERR_PEER_LOST */
     EEP_LOSS_SHRINK, /**< the ranks that are left take over its seats and requests and go on */
+};
+
+/** Whether experts are also kept where they are not executed; see doc/backup.md. */
+enum eep_backup_mode {
+    EEP_BACKUP_NONE,
+    EEP_BACKUP_PARTNER, /**< each in the memory of one more node, so that the loss of a node needs
+                           no disk; made while serving */
 };
 
 /** Who decides which expert goes to which slot; see doc/balancing.md. */
@@ -134,6 +142,7 @@ struct eep_engine_params {
     enum eep_loss_mode on_loss;
     uint64_t silent_after_ns; /**< a rank that shows no life for so long (it is stopped) is killed
                                    and counts as lost; 0: never; default 10 s */
+    enum eep_backup_mode backup; /**< default none; needs a weight cache */
 };
 
 struct eep_engine;

@@ -198,6 +198,10 @@ struct eep_admin_status {
     bool survives_any_rank, survives_any_node;
     uint64_t single_source; /* experts of a layer that only one node's memory holds */
 
+    bool has_backup;                                       /* false: the three below mean nothing */
+    bool backup_whole;                                     /* every expert that needs one has one */
+    uint64_t backup_experts, backup_bytes, backup_missing; /* of a layer, on all nodes */
+
     uint64_t requests_open, requests_done;
     double tokens_per_s; /* generated, of late */
 

@@ -187,6 +187,15 @@ static json_t *survival_json(const struct eep_admin_status *s)
                                           (json_int_t)s->single_source);
 }
 
+static json_t *backup_json(const struct eep_admin_status *s)
+{
+    return !s->has_backup
+               ? json_null()
+               : json_pack("{s:b, s:I, s:I, s:I}", "whole", (int)s->backup_whole, "experts",
+                           (json_int_t)s->backup_experts, "bytes", (json_int_t)s->backup_bytes,
+                           "missing", (json_int_t)s->backup_missing);
+}
+
 static json_t *metrics_json(const struct eep_admin_status *s)
 {
     json_t *json = json_object();
@@ -227,14 +236,14 @@ json_t *eep_admin_status_json(const struct eep_admin_status *s,
                               const struct eep_admin_operation *operation)
 {
     return json_pack(
-        "{s:s, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:{s:I}, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+        "{s:s, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:{s:I}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
         "version", PACKAGE_VERSION, "state", text_json(s->state), "epoch", (json_int_t)s->epoch,
         "started_ms", time_json(s->started_ms), "now_ms", time_json(s->now_ms), "can",
         abilities_json(s->can), "model", model_json(s), "seats", seats_json(s), "layout", "version",
         (json_int_t)s->rebalance.version, "rebalance", rebalance_json(&s->rebalance), "cache",
-        cache_json(s), "survives", survival_json(s), "requests", requests_json(s), "operation",
-        eep_admin_operation_json(operation), "members", members_json(s), "metrics",
-        metrics_json(s));
+        cache_json(s), "survives", survival_json(s), "backup", backup_json(s), "requests",
+        requests_json(s), "operation", eep_admin_operation_json(operation), "members",
+        members_json(s), "metrics", metrics_json(s));
 }
 
 /* ---- the layout ---- */

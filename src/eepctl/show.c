@@ -227,6 +227,20 @@ static void show_survives(FILE *out, const json_t *s)
                   number(survives, "single_source"));
 }
 
+static void show_backup(FILE *out, const json_t *s)
+{
+    const json_t *backup = json_object_get(s, "backup");
+
+    if (!json_is_object(backup)) {
+        return;
+    }
+    (void)fprintf(out, "backup      %s: %" JSON_INTEGER_FORMAT " experts, ",
+                  json_is_true(json_object_get(backup, "whole")) ? "whole" : "not whole",
+                  number(backup, "experts"));
+    put_bytes(out, real(backup, "bytes"));
+    (void)fprintf(out, "; %" JSON_INTEGER_FORMAT " find no room\n", number(backup, "missing"));
+}
+
 static void show_requests(FILE *out, const json_t *s)
 {
     const json_t *r = json_object_get(s, "requests");
@@ -262,6 +276,7 @@ void eepctl_show_status(FILE *out, const json_t *s)
     show_rebalance(out, s);
     show_cache(out, s);
     show_survives(out, s);
+    show_backup(out, s);
     show_requests(out, s);
     (void)fprintf(out, "operation   ");
     eepctl_show_operation(out, json_object_get(s, "operation"));

@@ -24,6 +24,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "engine/backup.h"
 #include "engine/cache_int.h"
 
 /* ---- open ---- */
@@ -494,6 +495,7 @@ void eep_cache_close(struct eep_engine *e)
     if (e->cache == NULL) {
         return;
     }
+    eep_backup_destroy(e);
     eep_wcache_unpin(e->cache, e->view);
     eep_wcache_close(e->cache);
 }

@@ -45,6 +45,21 @@ static enum eep_status check_rebalance(const struct eep_engine *e)
     return EEP_OK;
 }
 
+static enum eep_status check_backup(const struct eep_engine *e)
+{
+    if (e->backup_mode < EEP_BACKUP_NONE || e->backup_mode > EEP_BACKUP_PARTNER) {
+        return EEP_FAIL(EEP_ERR_INVALID, "there is no backup mode %d", (int)e->backup_mode);
+    }
+    if (e->backup_mode != EEP_BACKUP_NONE &&
+        (e->cache_mode == EEP_CACHE_OFF || e->on_loss == EEP_LOSS_STOP)) {
+        return EEP_FAIL(EEP_ERR_INVALID,
+                        "a backup is of use only with a weight cache and when a loss is survived; "
+                        "leave out %s or the backup",
+                        e->cache_mode == EEP_CACHE_OFF ? "--weight-cache=off" : "--on-loss=stop");
+    }
+    return EEP_OK;
+}
+
 static enum eep_status check_params(const struct eep_engine *e, const struct eep_engine_params *p)
 {
     if (e->max_batch_tokens < 1 || e->max_batch_tokens > MAX_BATCH_TOKENS) {
@@ -67,6 +82,7 @@ static enum eep_status check_params(const struct eep_engine *e, const struct eep
         return EEP_FAIL(EEP_ERR_INVALID, "there is no mode %d of what to do on a loss",
                         (int)e->on_loss);
     }
+    EEP_TRY(check_backup(e));
     if (has(p, EEP_ENGINE_LAYOUT) && e->redundant > 0) {
         return EEP_FAIL(EEP_ERR_INVALID, "a layout file already says which experts have replicas; "
                                          "leave out the redundant experts");
@@ -94,6 +110,7 @@ static enum eep_status set_params(struct eep_engine *e, const struct eep_engine_
         e->rebalance = p->rebalance;
     }
     e->on_loss = has(p, EEP_ENGINE_ON_LOSS) ? p->on_loss : EEP_LOSS_SHRINK;
+    e->backup_mode = has(p, EEP_ENGINE_BACKUP) ? p->backup : EEP_BACKUP_NONE;
     e->own_shape = has(p, EEP_ENGINE_LAYOUT) || has(p, EEP_ENGINE_REDUNDANT);
     e->pretended = has(p, EEP_ENGINE_NODE_SIZE) || getenv("EEP_NODE_SIZE") != NULL;
     e->cache_dir = has(p, EEP_ENGINE_CACHE_DIR) ? strdup(p->cache_dir) : NULL;
@@ -294,6 +311,9 @@ static enum eep_status load_all(struct eep_engine *e)
     }
     if (e->rebalance.every > 0 || e->rebalance.threshold > 0.0) {
         eep_log(EEP_LOG_WARN, "no rebalancing: there is no weight cache");
+    }
+    if (e->backup_mode != EEP_BACKUP_NONE && e->xport->topo.rank == 0) {
+        eep_log(EEP_LOG_WARN, "no backup: there is no weight cache");
     }
     return EEP_OK;
 }

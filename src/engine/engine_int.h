@@ -10,6 +10,7 @@
  *     cache.c     weights in the node's cache       recover.c   nodes brought to one version
  *     mover.h     experts that move while it serves: mover.c, recorder.c, plan.c, chunk.c, fill.c,
  *                 move.c, follow.c
+ *     backup.h    experts in the memory of nodes that do not execute them: backup.c, backup_plan.c
  *
  * Every rank holds the whole request table with all tokens; only the owner of a request holds its
  * KV cache, its logits and its score. Owners tell the others by the events of each step's
@@ -32,6 +33,7 @@
 #include "wcache/wcache.h"
 #include "xport/xport.h"
 
+struct eep_backup;
 struct eep_mover;
 struct eep_members;
 
@@ -102,11 +104,13 @@ struct eep_wire_step {
     uint64_t passed_ns;      /* rank 0, while members change: since its last step */
     uint32_t done_serial;    /* what this rank has completed for that; 0: nothing */
     int32_t done_status;
+    uint32_t backup_serial; /* round of the backup that this rank has ended */
+    uint32_t backup_failed; /* experts that did not arrive whole in it */
     /* followed by event_count events, max_sequences reserved */
 };
 
 _Static_assert(sizeof(struct eep_wire_event) == 16, "travels between ranks");
-_Static_assert(sizeof(struct eep_wire_step) == 56, "travels between ranks");
+_Static_assert(sizeof(struct eep_wire_step) == 64, "travels between ranks");
 
 /* Requests on their way to all ranks, packed. */
 struct eep_posts {
@@ -129,6 +133,7 @@ struct eep_engine {
     uint64_t attach_timeout_ns;
     struct eep_rebalance_params rebalance;
     enum eep_loss_mode on_loss;
+    enum eep_backup_mode backup_mode;
 
     /* From eep_engine_create(). */
     struct eep_xport *xport;
@@ -149,6 +154,7 @@ struct eep_engine {
     uint64_t cache_ns, map_ns;    /* of the start: opening it and loading, mapping its pages */
     uint64_t frame_bytes;         /* content of a frame of the cache */
     struct eep_mover *mover;      /* NULL without a cache */
+    struct eep_backup *backup;    /* NULL without one */
     struct eep_members *members;  /* NULL: a loss ends the engine */
     struct eep_route *route;
     struct eep_experts *experts;
@@ -250,6 +256,8 @@ EEP_MUST_CHECK enum eep_status eep_engine_reckon(struct eep_engine *engine);
 /* threads.c: set this process's OpenMP team; `wanted` 0 = by the cores. Collective. */
 EEP_MUST_CHECK enum eep_status eep_threads_set(struct eep_xport *xport, uint32_t wanted,
                                                uint32_t *threads_out);
+/** The same number for all processes of one machine, whatever nodes are pretended. */
+uint64_t eep_threads_machine(void);
 
 /* requests.c */
 /** What a rank said in the last exchange. */

@@ -55,11 +55,25 @@ struct eep_loss_facts {
     uint64_t agreed_ns;     /* then until those that are left knew who they are */
     uint64_t reseated_ns;   /* then until all seats were executed again */
     uint64_t first_step_ns; /* from noticing to the end of the first step; 0: not yet */
-    uint64_t from_node, from_other_node, from_checkpoint; /* experts filled again */
-    uint64_t filled_bytes, filled_ns;                     /* of all ranks, and how long that took */
-    uint64_t since_ns; /* when it was noticed, by eep_clock_ns() */
+    uint64_t from_node, from_other_node, from_backup, from_checkpoint; /* experts filled again */
+    uint64_t filled_bytes, filled_ns; /* of all ranks, and how long that took */
+    uint64_t since_ns;                /* when it was noticed, by eep_clock_ns() */
 };
 
 const struct eep_loss_facts *eep_engine_losses(const struct eep_engine *engine);
+
+/** The backup: experts in the memory of nodes that do not execute them. */
+struct eep_backup_facts {
+    bool enabled;       /* the rest is 0 without */
+    bool whole;         /* every expert that needs one for the present layout has one */
+    uint64_t experts;   /* of a layer, that are held */
+    uint64_t bytes;     /* of all ranks */
+    uint64_t missing;   /* experts that find no room, or could not be copied */
+    uint64_t failures;  /* copies that did not arrive whole */
+    const uint64_t *on; /* (layers, experts): nodes (bits, as members have them) that hold one;
+                           until the next step */
+};
+
+void eep_engine_backup(const struct eep_engine *engine, struct eep_backup_facts *facts_out);
 
 #endif

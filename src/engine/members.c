@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/backup.h"
 #include "engine/mover.h"
 #include "member/member.h"
 
@@ -380,9 +381,9 @@ void eep_members_work(struct eep_engine *e)
 {
     struct eep_members *m = e->members;
 
-    if (m == NULL || m->report_serial != 0 ||
+    if (m == NULL || m->report_serial != 0 || eep_backup_is_copying(e) ||
         (e->mover != NULL && e->mover->phase != EEP_MOVE_IDLE)) {
-        return; /* a move that has begun comes to its end first */
+        return; /* what has begun comes to its end first */
     }
     if (m->load_serial != 0) {
         bool done = true;

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/backup.h"
 #include "engine/mover.h"
 
 #define DEFAULT_WINDOW 256u
@@ -94,7 +95,8 @@ enum eep_status eep_mover_create(struct eep_engine *e)
 {
     EEP_TRY(eep_agree(e->xport, "mover", create_own(e)));
     EEP_TRY(agree_on_spare(e));
-    return eep_agree(e->xport, "board of moves", eep_move_board_open(e));
+    EEP_TRY(eep_agree(e->xport, "board of moves", eep_move_board_open(e)));
+    return eep_backup_begin_world(e);
 }
 
 void eep_mover_destroy(struct eep_engine *e)
@@ -104,6 +106,7 @@ void eep_mover_destroy(struct eep_engine *e)
     if (m == NULL) {
         return;
     }
+    eep_backup_end_world(e);
     eep_fill_end(m->fill);
     eep_follow_forget(e);
     e->xport->ops->board_close(m->board);
@@ -126,13 +129,14 @@ void eep_mover_destroy(struct eep_engine *e)
 
 void eep_mover_stop(struct eep_engine *e)
 {
-    if (e->mover != NULL && e->mover->phase == EEP_MOVE_FILLING) {
-        const enum eep_status status = eep_move_stop(e);
+    enum eep_status status = eep_backup_stop(e);
 
-        if (status != EEP_OK) {
-            e->broken = status;
-            e->apart = true;
-        }
+    if (status == EEP_OK && e->mover != NULL && e->mover->phase == EEP_MOVE_FILLING) {
+        status = eep_move_stop(e);
+    }
+    if (status != EEP_OK) {
+        e->broken = status;
+        e->apart = true;
     }
 }
 
@@ -202,6 +206,7 @@ void eep_mover_tell(struct eep_engine *e, struct eep_wire_step *head)
         head->asked = asked_by_signal != 0 ? EEP_ASK_REBALANCE : EEP_ASK_NOTHING;
         asked_by_signal = 0;
     }
+    eep_backup_tell(e, head);
 }
 
 static bool is_asked(const struct eep_engine *e)
@@ -355,6 +360,24 @@ static void put_off(struct eep_engine *e)
     }
 }
 
+/* The machine's next part. A chunk waits for the round of a backup, and the next round for it. */
+static enum eep_status take_turn(struct eep_engine *e, uint64_t budget_ns, bool half_done)
+{
+    struct eep_mover *m = e->mover;
+
+    switch (m->phase) {
+    case EEP_MOVE_IDLE:
+        return e->unfinished == 0 && !m->asked ? EEP_OK : look_for_trigger(e, half_done);
+    case EEP_MOVE_PLANNING:
+        return go_on_planning(e);
+    case EEP_MOVE_BEGINNING:
+        return eep_backup_is_copying(e) ? EEP_OK : begin_chunk(e);
+    case EEP_MOVE_FILLING:
+        return eep_move_fill(e, budget_ns);
+    }
+    return EEP_OK;
+}
+
 enum eep_status eep_mover_between_steps(struct eep_engine *e, uint64_t step_ns)
 {
     struct eep_mover *m = e->mover;
@@ -367,24 +390,16 @@ enum eep_status eep_mover_between_steps(struct eep_engine *e, uint64_t step_ns)
         half_done = eep_recorder_step(e);
         m->since_steps++;
     }
+    EEP_TRY(eep_backup_go_on(e, budget_ns));
     if (m->phase != EEP_MOVE_FILLING && eep_members_hold(e)) {
         put_off(e);
         return EEP_OK;
     }
-    if (m->phase != EEP_MOVE_FILLING && is_behind(e)) {
+    if (m->phase != EEP_MOVE_FILLING && !eep_backup_is_copying(e) && is_behind(e)) {
         EEP_TRY(catch_up(e));
     }
-    switch (m->phase) {
-    case EEP_MOVE_IDLE:
-        return idle && !m->asked ? EEP_OK : look_for_trigger(e, half_done);
-    case EEP_MOVE_PLANNING:
-        return go_on_planning(e);
-    case EEP_MOVE_BEGINNING:
-        return begin_chunk(e);
-    case EEP_MOVE_FILLING:
-        return eep_move_fill(e, budget_ns);
-    }
-    return EEP_OK;
+    EEP_TRY(take_turn(e, budget_ns, half_done));
+    return m->phase != EEP_MOVE_FILLING ? eep_backup_begin(e) : EEP_OK;
 }
 
 bool eep_mover_is_busy(const struct eep_engine *e)

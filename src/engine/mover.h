@@ -11,7 +11,7 @@
  *     chunk.c     the wanted map -> one version's     follow.c  changing to a version: an own one,
  *                 worth of copies                               or that of another engine
  *     mover.c     triggers, the machine, its status      verify.c  proof of every slot's bytes
- *     parcel.c    an expert between two ranks
+ *     parcel.c    an expert between two ranks        backup.h   a second machine beside this one
  *
  * Within a node the ranks tell their authority (the node's rank 0) what they filled by one-sided
  * operations on its board; the authorities alone change the records.

@@ -1,7 +1,7 @@
 /*
  * Seats whose node is gone, filled on the nodes of their new executors: each expert from a frame of
- * that node, else of another node, else from the checkpoint. All ranks know the whole list, so
- * sender and receiver of an expert come to it in the same order.
+ * that node, else of another node, else from a backup, else from the checkpoint. All ranks know the
+ * whole list, so sender and receiver of an expert come to it in the same order.
  */
 #include <sched.h>
 #include <string.h>
@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/backup.h"
 #include "engine/mover.h"
 
 #define IN_FLIGHT 4u
@@ -19,8 +20,15 @@ struct item {
     struct eep_slot slot;
     struct eep_expert expert;
     uint32_t to;            /* rank that fills the slot */
-    uint32_t from;          /* rank that sends it; `to`: a frame of its node; EEP_NO_RANK: nobody */
-    struct eep_slot source; /* that holds it there */
+    uint32_t from;          /* rank that has it; `to`: a frame of its node, or its own backup;
+                               EEP_NO_RANK: nobody */
+    struct eep_slot source; /* that holds it there, if not the backup */
+    bool backup;
+};
+
+/* What a rank read from the checkpoint because it was damaged elsewhere. */
+struct damaged {
+    uint64_t from_node, from_other_node, from_backup;
 };
 
 /* An expert between two ranks. */
@@ -34,7 +42,9 @@ struct flight {
 struct refill {
     struct eep_engine *e;
     struct eep_wcache_view *view;
-    uint8_t *needs; /* (ranks, seats): seats that each rank has to fill */
+    uint8_t *needs;   /* (ranks, seats): seats that each rank has to fill */
+    uint64_t *backup; /* (ranks, words): experts that each rank holds; NULL without a backup */
+    struct damaged damaged;
     struct item *items;
     size_t count;
     struct flight *flights; /* (IN_FLIGHT), a ring: flight_first .. flight_end - 1 */
@@ -48,6 +58,26 @@ static bool needs_fill(const struct refill *r, uint32_t seat)
     const uint32_t seats = r->e->layout->seats;
 
     return r->needs[(size_t)r->e->executors[seat] * seats + seat] != 0;
+}
+
+/* A rank that holds a backup: the one that needs it, else one of its node, else the lowest. */
+static void find_backup(const struct refill *r, struct item *item)
+{
+    const struct eep_engine *e = r->e;
+    const uint32_t *node_of = e->xport->topo.node_of;
+    const size_t words = eep_backup_words(e->layout);
+    const size_t pair = (size_t)item->layer * e->layout->experts + item->expert.id;
+    uint32_t best_away = UINT32_MAX;
+
+    for (uint32_t rank = 0; rank < e->xport->topo.size && r->backup != NULL; rank++) {
+        const uint32_t away = rank == item->to ? 0 : node_of[rank] == node_of[item->to] ? 1 : 2;
+
+        if (away < best_away && eep_backup_has(r->backup + rank * words, pair)) {
+            item->from = rank;
+            item->backup = true;
+            best_away = away;
+        }
+    }
 }
 
 /* Where the best copy of the item's expert lies. */
@@ -75,13 +105,24 @@ static void find_source(const struct refill *r, struct item *item)
         item->from = rank;
         item->source.id = slot;
     }
+    if (item->from == EEP_NO_RANK) {
+        find_backup(r, item);
+    }
 }
 
 static void count_source(struct eep_loss_facts *f, const struct item *item)
 {
     f->from_checkpoint += item->from == EEP_NO_RANK;
-    f->from_node += item->from == item->to;
-    f->from_other_node += item->from != EEP_NO_RANK && item->from != item->to;
+    f->from_backup += item->backup;
+    f->from_node += item->from == item->to && !item->backup;
+    f->from_other_node += item->from != EEP_NO_RANK && item->from != item->to && !item->backup;
+}
+
+static void count_damaged(struct damaged *d, const struct item *item)
+{
+    d->from_backup += item->backup;
+    d->from_node += item->from == item->to && !item->backup;
+    d->from_other_node += item->from != item->to && !item->backup;
 }
 
 static enum eep_status make_list(struct refill *r)
@@ -161,6 +202,7 @@ static enum eep_status fill_from(struct refill *r, const struct item *item, cons
     if (status == EEP_ERR_CACHE_BAD) {
         eep_log(EEP_LOG_WARN, "expert %u of MoE layer %u is read from the checkpoint again: %s",
                 item->expert.id, item->layer, eep_error_text());
+        count_damaged(&r->damaged, item);
         return fill_from_checkpoint(r, item);
     }
     return status;
@@ -169,6 +211,13 @@ static enum eep_status fill_from(struct refill *r, const struct item *item, cons
 static enum eep_status fill_here(struct refill *r, const struct item *item)
 {
     struct eep_wcache_content content;
+
+    if (item->backup) {
+        const void *held = eep_backup_find(r->e, item->layer, item->expert, &content);
+
+        EEP_ASSERT(held != NULL); /* it said so */
+        return fill_from(r, item, held, &content);
+    }
     const bool known = eep_wcache_frame_digest(r->e->cache, item->layer, item->expert, &content);
     const void *bytes = eep_wcache_view_slot(r->view, item->layer, item->source);
 
@@ -178,6 +227,22 @@ static enum eep_status fill_here(struct refill *r, const struct item *item)
 
 /* ---- between ranks ---- */
 
+static void *bytes_to_send(const struct refill *r, const struct item *item,
+                           struct eep_parcel *parcel)
+{
+    const struct eep_engine *e = r->e;
+    const void *bytes;
+
+    if (item->backup) {
+        bytes = eep_backup_find(e, item->layer, item->expert, &parcel->content);
+    } else {
+        bytes = eep_wcache_view_slot(r->view, item->layer, item->source);
+        eep_parcel_describe(e, parcel, item->layer, item->expert);
+    }
+    EEP_ASSERT(bytes != NULL); /* a backup as said, or a seat that this rank executed before */
+    return (void *)(uintptr_t)bytes;
+}
+
 static enum eep_status take_off(struct refill *r, const struct item *item, size_t number)
 {
     struct eep_engine *e = r->e;
@@ -186,9 +251,7 @@ static enum eep_status take_off(struct refill *r, const struct item *item, size_
 
     *f = (struct flight){.item = item, .sends = item->from == e->xport->topo.rank};
     if (f->sends) {
-        bytes = (void *)(uintptr_t)eep_wcache_view_slot(r->view, item->layer, item->source);
-        EEP_ASSERT(bytes != NULL); /* a seat that this rank executes, and did before */
-        eep_parcel_describe(e, &f->parcel, item->layer, item->expert);
+        bytes = bytes_to_send(r, item, &f->parcel);
     } else {
         EEP_TRY(eep_mem_alloc(1, e->frame_bytes, "expert on its way", &f->arrived));
         bytes = f->arrived;
@@ -260,6 +323,47 @@ static enum eep_status end_seats(struct refill *r)
     return EEP_OK;
 }
 
+/* Who holds which backups. */
+static enum eep_status share_backups(struct refill *r)
+{
+    struct eep_engine *e = r->e;
+    const size_t words = eep_backup_words(e->layout), ranks = e->xport->topo.size;
+
+    if (e->backup_mode == EEP_BACKUP_NONE) {
+        return EEP_OK;
+    }
+    EEP_TRY(eep_agree(e->xport, "backups",
+                      eep_mem_alloc(ranks + 1, words * sizeof(*r->backup), "backups", &r->backup)));
+    uint64_t *mine = r->backup + ranks * words;
+
+    if (e->backup != NULL) { /* a rank that has just come has none yet */
+        memcpy(mine, e->backup->held, words * sizeof(*mine));
+    }
+    return e->xport->ops->allgather(e->xport, "backups", mine, words * sizeof(*mine), r->backup);
+}
+
+/* What could not be used was read from the checkpoint. */
+static enum eep_status correct_counts(struct refill *r)
+{
+    struct eep_engine *e = r->e;
+    struct eep_loss_facts *f = &e->loss;
+    struct damaged *all;
+    enum eep_status status =
+        eep_mem_alloc(e->xport->topo.size, sizeof(*all), "damaged experts", &all);
+
+    EEP_TRY(eep_agree(e->xport, "damaged experts", status));
+    status = e->xport->ops->allgather(e->xport, "damaged experts", &r->damaged, sizeof(*all), all);
+    for (uint32_t rank = 0; status == EEP_OK && rank < e->xport->topo.size; rank++) {
+        f->from_node -= all[rank].from_node;
+        f->from_other_node -= all[rank].from_other_node;
+        f->from_backup -= all[rank].from_backup;
+        f->from_checkpoint +=
+            all[rank].from_node + all[rank].from_other_node + all[rank].from_backup;
+    }
+    eep_mem_free(all);
+    return status;
+}
+
 static enum eep_status refill(struct refill *r)
 {
     struct eep_engine *e = r->e;
@@ -274,6 +378,7 @@ static enum eep_status refill(struct refill *r)
     }
     EEP_TRY(eep_agree(e->xport, "seats of lost ranks", status));
     EEP_TRY(e->xport->ops->allgather(e->xport, "seats to fill", mine, seats, r->needs));
+    EEP_TRY(share_backups(r));
     status = make_list(r);
     if (status == EEP_OK && r->count > 0) {
         status = eep_wcache_pin(e->cache, &r->view);
@@ -291,14 +396,15 @@ static enum eep_status refill(struct refill *r)
     EEP_TRY(eep_agree(e->xport, "filling lost seats", status));
     e->loss.filled_ns = eep_clock_ns() - begin_ns;
     e->loss.filled_bytes = r->count * e->frame_bytes;
-    return EEP_OK;
+    return correct_counts(r);
 }
 
 enum eep_status eep_refill_lost(struct eep_engine *e)
 {
     struct refill r = {.e = e};
 
-    e->loss.from_node = e->loss.from_other_node = e->loss.from_checkpoint = 0;
+    e->loss.from_node = e->loss.from_other_node = 0;
+    e->loss.from_backup = e->loss.from_checkpoint = 0;
     e->loss.filled_bytes = e->loss.filled_ns = 0;
     const enum eep_status status = refill(&r);
 
@@ -311,5 +417,6 @@ enum eep_status eep_refill_lost(struct eep_engine *e)
     }
     eep_mem_free(r.items);
     eep_mem_free(r.needs);
+    eep_mem_free(r.backup);
     return status;
 }

@@ -343,10 +343,10 @@ static void say_filled(const struct eep_loss_facts *f)
         eep_log(EEP_LOG_WARN,
                 "%" PRIu64 " experts (%.1f MiB) were filled again in %.1f ms: %" PRIu64
                 " from frames of their node, %" PRIu64 " from other nodes, %" PRIu64
-                " from the checkpoint",
-                f->from_node + f->from_other_node + f->from_checkpoint,
+                " from a backup, %" PRIu64 " from the checkpoint",
+                f->from_node + f->from_other_node + f->from_backup + f->from_checkpoint,
                 (double)f->filled_bytes / (1 << 20), (double)f->filled_ns * 1e-6, f->from_node,
-                f->from_other_node, f->from_checkpoint);
+                f->from_other_node, f->from_backup, f->from_checkpoint);
     }
 }
 

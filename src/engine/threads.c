@@ -65,8 +65,7 @@ static enum eep_status find_cores(struct cores *cores_out)
     return status;
 }
 
-/* The same number for all processes of one machine, whatever nodes are pretended. */
-static uint64_t machine_id(void)
+uint64_t eep_threads_machine(void)
 {
     char text[256] = {0};
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
@@ -101,7 +100,7 @@ static enum eep_status share_out(struct eep_xport *xport, const struct cores *mi
 
 enum eep_status eep_threads_set(struct eep_xport *xport, uint32_t wanted, uint32_t *threads_out)
 {
-    struct cores cores = {.count = 1, .places = machine_id()};
+    struct cores cores = {.count = 1, .places = eep_threads_machine()};
 
     if (wanted == 0) {
         EEP_TRY(eep_agree(xport, "topology", find_cores(&cores)));

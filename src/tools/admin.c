@@ -151,6 +151,7 @@ static void show_survival(struct eep_tool_admin *a, const struct eep_member_stat
     uint32_t on_node[EEP_NODES_MAX] = {0};
     struct eep_experts_ask ask = {.layout = layout, .held_on = held_on, .disk = true};
     struct eep_experts_survey survey;
+    struct eep_backup_facts backup;
 
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         const struct eep_member_record *r = &m->members[i];
@@ -164,11 +165,18 @@ static void show_survival(struct eep_tool_admin *a, const struct eep_member_stat
     for (uint32_t seat = 0; seat < a->seat_count; seat++) {
         held_on[seat] = m->seats[seat].held_on;
     }
+    eep_engine_backup(a->engine, &backup);
+    ask.backup_on = backup.on;
     eep_experts_survey(&ask, NULL, &survey);
     s->survival_known = true;
     s->survives_any_rank = survey.survives_rank;
     s->survives_any_node = survey.survives_node;
     s->single_source = survey.single_source;
+    s->has_backup = backup.enabled;
+    s->backup_whole = backup.whole;
+    s->backup_experts = backup.experts;
+    s->backup_bytes = backup.bytes;
+    s->backup_missing = backup.missing;
 }
 
 static void show_scaling(struct eep_tool_admin *a, const struct eep_member_state *m)
@@ -256,6 +264,9 @@ static void post_status(struct eep_tool_admin *a, const struct eep_engine_look *
     s->requests_done = look->requests - look->unfinished;
     eep_engine_rebalance_status(a->engine, &s->rebalance);
     const struct eep_loss_facts *loss = eep_engine_losses(a->engine);
+    struct eep_backup_facts backup;
+
+    eep_engine_backup(a->engine, &backup);
     const struct eep_admin_metric metrics[] = {
         {"eep_losses_total", (double)loss->losses},
         {"eep_ranks_lost_total", (double)loss->ranks_lost},
@@ -263,6 +274,13 @@ static void post_status(struct eep_tool_admin *a, const struct eep_engine_look *
         {"eep_loss_agreed_seconds", (double)loss->agreed_ns * 1e-9},
         {"eep_loss_reseated_seconds", (double)loss->reseated_ns * 1e-9},
         {"eep_loss_first_step_seconds", (double)loss->first_step_ns * 1e-9},
+        {"eep_loss_experts_from_frames", (double)(loss->from_node + loss->from_other_node)},
+        {"eep_loss_experts_from_backup", (double)loss->from_backup},
+        {"eep_loss_experts_from_checkpoint", (double)loss->from_checkpoint},
+        {"eep_backup_experts", (double)backup.experts},
+        {"eep_backup_bytes", (double)backup.bytes},
+        {"eep_backup_missing_experts", (double)backup.missing},
+        {"eep_backup_failures_total", (double)backup.failures},
         {"eep_steps_total", (double)look->steps},
         {"eep_prompt_tokens_total", (double)look->prompt_tokens},
         {"eep_generated_tokens_total", (double)look->generated_tokens},

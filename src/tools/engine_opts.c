@@ -48,6 +48,9 @@ void eep_engine_opts_table(struct eep_engine_opts *v, struct eep_opt *opts_out)
         {"silent-after", EEP_OPT_U32, &v->silent_after_s, "SECONDS",
          "a rank whose process stands still for so long is killed and\ncounts as lost (default 10; "
          "0: never)"},
+        {"backup", EEP_OPT_STRING, &v->backup, "none|partner",
+         "keep every expert in the memory of one more node, so that the\nloss of a node needs no "
+         "disk (default none)"},
         {"rebalance-every", EEP_OPT_U64, &v->rebalance.every, "STEPS",
          "move experts to balance the load every so many steps"},
         {"rebalance-threshold", EEP_OPT_DOUBLE, &v->rebalance.threshold, "X",
@@ -129,6 +132,9 @@ int eep_engine_opts_check(const struct eep_engine_opts *v, const struct eep_comm
         strcmp(v->on_loss, "stop") != 0) {
         return eep_opts_wrong(help, "--on-loss must be shrink or stop, not '%s'", v->on_loss);
     }
+    if (v->backup != NULL && strcmp(v->backup, "none") != 0 && strcmp(v->backup, "partner") != 0) {
+        return eep_opts_wrong(help, "--backup must be none or partner, not '%s'", v->backup);
+    }
     if (v->model == NULL) {
         return eep_opts_wrong(help, "--model is needed");
     }
@@ -170,6 +176,8 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
         .on_loss =
             v->on_loss != NULL && strcmp(v->on_loss, "stop") == 0 ? EEP_LOSS_STOP : EEP_LOSS_SHRINK,
         .silent_after_ns = (uint64_t)v->silent_after_s * UINT64_C(1000000000),
+        .backup = v->backup != NULL && strcmp(v->backup, "partner") == 0 ? EEP_BACKUP_PARTNER
+                                                                         : EEP_BACKUP_NONE,
     };
     const struct {
         bool given;
@@ -189,6 +197,7 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
         {v->attach_timeout_s != 0, EEP_ENGINE_ATTACH_TIMEOUT},
         {v->on_loss != NULL, EEP_ENGINE_ON_LOSS},
         {v->silent_after_s != UINT32_MAX, EEP_ENGINE_SILENT_AFTER},
+        {v->backup != NULL, EEP_ENGINE_BACKUP},
     };
 
     params.rebalance.policy = (enum eep_balance_policy)balance_policy(v);

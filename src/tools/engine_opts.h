@@ -25,6 +25,7 @@ struct eep_engine_opts {
     uint32_t attach_timeout_s;
     const char *on_loss;          /* shrink or stop */
     uint32_t silent_after_s;      /* UINT32_MAX: not given */
+    const char *backup;           /* none or partner */
     const char *rebalance_policy; /* eep, deepseek or shuffle */
     struct eep_rebalance_params rebalance;
 };
@@ -33,7 +34,7 @@ struct eep_engine_opts {
  *  own. EEP_ERR_UNSUPPORTED under a plain mpirun. */
 EEP_MUST_CHECK enum eep_status eep_input_path(const char **path_out);
 
-#define EEP_ENGINE_OPT_COUNT 25
+#define EEP_ENGINE_OPT_COUNT 26
 
 /** Write the table of those options into opts_out (EEP_ENGINE_OPT_COUNT entries). */
 void eep_engine_opts_table(struct eep_engine_opts *values, struct eep_opt *opts_out);

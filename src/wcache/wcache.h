@@ -345,6 +345,17 @@ EEP_MUST_CHECK enum eep_status eep_wcache_fill_end(struct eep_wcache_fill *fill,
 /** Give it up; the frame stays taken and not valid. NULL is allowed. */
 void eep_wcache_fill_drop(struct eep_wcache_fill *fill);
 
+/* The digest that a frame with these bytes would have, of bytes that lie elsewhere, piece by piece.
+ */
+struct eep_wcache_digest;
+
+EEP_MUST_CHECK enum eep_status eep_wcache_digest_begin(struct eep_wcache_digest **digest_out);
+void eep_wcache_digest_add(struct eep_wcache_digest *digest, const void *bytes, uint64_t count);
+/** Frees it. */
+struct eep_wcache_content eep_wcache_digest_end(struct eep_wcache_digest *digest);
+/** NULL is allowed. */
+void eep_wcache_digest_drop(struct eep_wcache_digest *digest);
+
 /* ---- views -------------------------------------------------------------------------------------
  *
  * A view is a version that this process routes with. Its frames stay as they are until it is
