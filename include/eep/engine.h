@@ -54,13 +54,17 @@ enum eep_engine_field {
     EEP_ENGINE_REBALANCE = 1 << 15,
     EEP_ENGINE_ON_LOSS = 1 << 16,
     EEP_ENGINE_SILENT_AFTER = 1 << 17,
+    EEP_ENGINE_EP_SIZE = 1 << 18,
+    EEP_ENGINE_MAX_EP_SIZE = 1 << 19,
     EEP_ENGINE_BACKUP = 1 << 20,
 };
 
 /** What becomes of the engine when a rank is lost; see doc/membership.md. */
 enum eep_loss_mode {
-    EEP_LOSS_STOP,   /**< the step fails with EEP_ERR_PEER_LOST */
-    EEP_LOSS_SHRINK, /**< the ranks that are left take over its seats and requests and go on */
+    EEP_LOSS_STOP,    /**< the step fails with EEP_ERR_PEER_LOST */
+    EEP_LOSS_SHRINK,  /**< the ranks that are left take over its seats and requests and go on */
+    EEP_LOSS_RESPAWN, /**< the same, and a parked process takes its place as soon as it has loaded
+                       */
 };
 
 /** Whether experts are also kept where they are not executed; see doc/backup.md. */
@@ -142,6 +146,10 @@ struct eep_engine_params {
     enum eep_loss_mode on_loss;
     uint64_t silent_after_ns; /**< a rank that shows no life for so long (it is stopped) is killed
                                    and counts as lost; 0: never; default 10 s */
+    uint32_t ep_size;     /**< ranks to begin with; the other processes that were started are parked
+                               until an administrator calls them; default: all */
+    uint32_t max_ep_size; /**< seats of a new layout: so many ranks can share the experts. Default:
+                               as many as processes were started */
     enum eep_backup_mode backup; /**< default none; needs a weight cache */
 };
 
@@ -160,9 +168,30 @@ struct eep_engine;
 EEP_API enum eep_status eep_engine_create(const struct eep_engine_params *params,
                                           struct eep_engine **engine_out);
 
-/** Read the weights that this rank needs and take its memory. Collective.
- *  @retval EEP_ERR_NOMEM  the node's memory does not hold it; the text has the sum */
+/**
+ * Read the weights that this rank needs and take its memory. Collective. A process beyond
+ * params.ep_size is parked afterwards.
+ *
+ * @retval EEP_ERR_NOMEM        the node's memory does not hold it; the text has the sum
+ * @retval EEP_ERR_UNSUPPORTED  params.ep_size without a launcher with fault tolerance
+ */
 EEP_API enum eep_status eep_engine_load(struct eep_engine *engine);
+
+/** True while this process is no rank: it holds no weights, no request and no event, and of the
+ *  calls below only eep_engine_wait() and eep_engine_destroy() work. So after loading, and after a
+ *  step in which an administrator let this rank go. Local. */
+EEP_API bool eep_engine_is_parked(const struct eep_engine *engine);
+
+/**
+ * Parked: sleep until this process is a rank again, or the job ends. What happened before is told
+ * by events: EEP_EVENT_ACCEPTED of all requests, then the ends of those that have ended, in their
+ * order; their tokens are known without events. Then go on with steps.
+ *
+ * @param ended_out  true: the others have ended in order; destroy the engine
+ *
+ * @retval EEP_ERR_PEER_LOST  all ranks have died
+ */
+EEP_API enum eep_status eep_engine_wait(struct eep_engine *engine, bool *ended_out);
 
 /** Leave the ranks and free all. NULL is allowed. Collective after success, local after a
  *  failure; then this rank's process should end. */

@@ -24,8 +24,7 @@ enum eep_status eep_batch_create(struct eep_engine *e)
     EEP_TRY(eep_mem_alloc(seqs, sizeof(*e->seqs), "batch sequences", &e->seqs));
     EEP_TRY(eep_mem_alloc(seqs, sizeof(uint32_t), "batch requests", &e->seq_request));
     EEP_TRY(eep_mem_alloc(seqs, sizeof(int32_t), "batch states", &e->seq_failed));
-    EEP_TRY(eep_mem_alloc(1, e->wire_bytes, "step events", &e->wire_out));
-    return eep_batch_resize(e);
+    return eep_mem_alloc(1, e->wire_bytes, "step events", &e->wire_out);
 }
 
 enum eep_status eep_batch_resize(struct eep_engine *e)
@@ -42,18 +41,26 @@ enum eep_status eep_batch_resize(struct eep_engine *e)
     return EEP_OK;
 }
 
+static void give_back(void *memory)
+{
+    void **at = memory;
+
+    eep_mem_free(*at);
+    *at = NULL;
+}
+
 void eep_batch_free(struct eep_engine *e)
 {
-    eep_mem_free(e->running);
-    eep_mem_free(e->row_tokens);
-    eep_mem_free(e->row_positions);
-    eep_mem_free(e->row_seq);
-    eep_mem_free(e->seqs);
-    eep_mem_free(e->seq_request);
-    eep_mem_free(e->seq_failed);
-    eep_mem_free(e->wire_out);
-    eep_mem_free(e->wire_in);
-    eep_mem_free(e->wire_next);
+    give_back(&e->running);
+    give_back(&e->row_tokens);
+    give_back(&e->row_positions);
+    give_back(&e->row_seq);
+    give_back(&e->seqs);
+    give_back(&e->seq_request);
+    give_back(&e->seq_failed);
+    give_back(&e->wire_out);
+    give_back(&e->wire_in);
+    give_back(&e->wire_next);
 }
 
 /* What only the owner holds. */

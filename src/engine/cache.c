@@ -34,7 +34,7 @@ static uint32_t seats_of_node(const struct eep_engine *e, uint32_t seats)
     const struct eep_topology *topo = &e->xport->topo;
     uint32_t count = 0;
 
-    for (uint32_t seat = 0; seat < seats; seat++) {
+    for (uint32_t seat = 0; topo->size > 0 && seat < seats; seat++) {
         const uint32_t rank = eep_layout_executor(seat, seats, topo->size);
 
         count += topo->node_of[rank] == topo->node;
@@ -45,9 +45,9 @@ static uint32_t seats_of_node(const struct eep_engine *e, uint32_t seats)
 /* What is the same for all ranks that open the cache. */
 struct opening {
     struct eep_wcache_key key;
-    uint64_t engine_id;
     uint64_t dense_bytes;
-    const int32_t *map; /* of version 0, for a new cache */
+    const int32_t *map;  /* of version 0, for a new cache */
+    uint32_t node_seats; /* that the node will hold */
 };
 
 static enum eep_status open_with(struct eep_engine *e, const struct opening *o, bool attach_only,
@@ -60,18 +60,18 @@ static enum eep_status open_with(struct eep_engine *e, const struct opening *o, 
         .attach_only = attach_only,
         .phys2log = o->map,
         .spare_frames = spare_frames,
-        .node_seats = seats_of_node(e, o->key.seats),
+        .node_seats = o->node_seats,
         .dense_bytes = o->dense_bytes,
         .source = realpath(e->model_dir, source) != NULL ? source : e->model_dir,
         .engine = name,
-        .engine_id = o->engine_id,
-        .rank = e->xport->topo.rank,
+        .engine_id = e->engine_id,
+        .rank = e->origin,
         .follows = true,
         .keep = e->cache_mode != EEP_CACHE_JOB,
         .timeout_ns = e->attach_timeout_ns,
     };
 
-    snprintf(name, sizeof(name), "eep, process %ld, rank %u", (long)getpid(), e->xport->topo.rank);
+    snprintf(name, sizeof(name), "eep, process %ld, rank %u", (long)getpid(), e->origin);
     return eep_wcache_open(&params, &e->cache);
 }
 
@@ -293,13 +293,38 @@ enum eep_status eep_cache_open(struct eep_engine *e)
     }
     eep_mem_free(nodes.all);
     EEP_TRY(status);
-    o.engine_id = eep_rng_mix(eep_clock_ns() ^ (uint64_t)getpid() << 32) | 1;
-    EEP_TRY(e->xport->ops->broadcast(e->xport, "engine id", 0, &o.engine_id, sizeof(o.engine_id)));
+    o.node_seats = seats_of_node(e, o.key.seats);
+    e->engine_id = eep_rng_mix(eep_clock_ns() ^ (uint64_t)getpid() << 32) | 1;
+    EEP_TRY(
+        e->xport->ops->broadcast(e->xport, "engine id", 0, &e->engine_id, sizeof(e->engine_id)));
     status = open_caches(e, &o, &nodes);
     if (status != EEP_OK) {
         return give_up(e, status);
     }
     return eep_agree(e->xport, "weight cache layout", adopt_layout(e, &o.key, &version));
+}
+
+/* A node's first process that joins makes its cache: what moved meanwhile is found when it is in.
+ */
+static enum eep_status open_to_join(struct eep_engine *e, const bool *mine)
+{
+    struct opening o = {.map = e->layout->phys2log};
+    struct eep_cache_shape shape;
+
+    EEP_TRY(eep_cache_key(e, &o.key));
+    EEP_TRY(eep_model_bytes_needed(&e->config, e->ckpt, &o.dense_bytes));
+    EEP_TRY(eep_cache_find(e, &o.key, &shape));
+    if (shape.found != 0 && (shape.seats != o.key.seats || shape.slots != o.key.slots_per_seat)) {
+        return EEP_FAIL(EEP_ERR_STALE,
+                        "this node's weight cache has %u seats of %u slots, the ranks have %u of "
+                        "%u; drop it (eep cache drop)",
+                        shape.seats, shape.slots, o.key.seats, o.key.slots_per_seat);
+    }
+    for (uint32_t seat = 0; seat < o.key.seats; seat++) {
+        o.node_seats += mine[seat];
+    }
+    e->frame_bytes = o.key.frame_bytes;
+    return create_cache(e, &o);
 }
 
 /* ---- load ---- */
@@ -372,7 +397,7 @@ static enum eep_status load_seat(struct eep_engine *e, struct eep_seat seat)
 }
 
 /* Pages are mapped before serving, not on first touch; each thread does its share of each file. */
-static void populate(struct eep_engine *e)
+static void populate(struct eep_engine *e, const bool *mine)
 {
     const uint64_t begin_ns = eep_clock_ns();
 
@@ -383,7 +408,7 @@ static void populate(struct eep_engine *e)
 
         eep_wcache_dense_populate(e->cache, part, parts);
         for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
-            if (eep_engine_executes(e, seat)) {
+            if (mine[seat]) {
                 eep_wcache_seat_populate(e->cache, (struct eep_seat){seat}, part, parts);
             }
         }
@@ -391,16 +416,30 @@ static void populate(struct eep_engine *e)
     e->map_ns = eep_clock_ns() - begin_ns;
 }
 
-static enum eep_status load_parts(struct eep_engine *e)
+static enum eep_status load_parts(struct eep_engine *e, const bool *mine)
 {
     EEP_TRY(load_dense(e));
     for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
-        if (eep_engine_executes(e, seat)) {
+        if (mine[seat]) {
             EEP_TRY(load_seat(e, (struct eep_seat){seat}));
         }
     }
-    populate(e);
+    populate(e, mine);
     return EEP_OK;
+}
+
+static enum eep_status load_own(struct eep_engine *e)
+{
+    bool *mine;
+
+    EEP_TRY(eep_mem_alloc(e->layout->seats, sizeof(*mine), "own seats", &mine));
+    for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
+        mine[seat] = eep_engine_executes(e, seat);
+    }
+    const enum eep_status status = load_parts(e, mine);
+
+    eep_mem_free(mine);
+    return status;
 }
 
 /* Frames of the node's other seats are what experts are copied from when they move. */
@@ -442,7 +481,7 @@ enum eep_status eep_cache_load(struct eep_engine *e)
     if (e->cache == NULL) {
         return EEP_OK;
     }
-    const enum eep_status status = eep_agree(e->xport, "fill weight cache", load_parts(e));
+    const enum eep_status status = eep_agree(e->xport, "fill weight cache", load_own(e));
     if (status != EEP_OK) {
         eep_model_destroy(e->model);
         e->model = NULL;
@@ -451,6 +490,12 @@ enum eep_status eep_cache_load(struct eep_engine *e)
     EEP_TRY(eep_agree(e->xport, "seats of the node", open_others(e)));
     EEP_TRY(eep_cache_first_view(e));
     return eep_agree(e->xport, "attach to weight cache", attach_experts(e));
+}
+
+enum eep_status eep_cache_join(struct eep_engine *e, const bool *mine)
+{
+    EEP_TRY(open_to_join(e, mine));
+    return load_parts(e, mine);
 }
 
 enum eep_status eep_cache_fill_slot(struct eep_engine *e, struct eep_seat seat, uint32_t *slot,
@@ -498,4 +543,6 @@ void eep_cache_close(struct eep_engine *e)
     eep_backup_destroy(e);
     eep_wcache_unpin(e->cache, e->view);
     eep_wcache_close(e->cache);
+    e->view = NULL;
+    e->cache = NULL;
 }

@@ -66,7 +66,7 @@ static void name_node(const struct eep_engine *e, char name_out[EEP_WCACHE_NODE_
 
     (void)gethostname(host, sizeof(host) - 1);
     if (e->pretended) {
-        snprintf(name_out, EEP_WCACHE_NODE_MAX, "%s.%" PRIu32, host, e->xport->topo.node);
+        snprintf(name_out, EEP_WCACHE_NODE_MAX, "%s.%" PRIu32, host, e->start_node_of[e->origin]);
     } else {
         snprintf(name_out, EEP_WCACHE_NODE_MAX, "%s", host[0] != '\0' ? host : "node");
     }

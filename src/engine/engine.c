@@ -45,6 +45,27 @@ static enum eep_status check_rebalance(const struct eep_engine *e)
     return EEP_OK;
 }
 
+static enum eep_status check_sizes(const struct eep_engine *e, const struct eep_engine_params *p)
+{
+    const uint32_t size = has(p, EEP_ENGINE_EP_SIZE) ? e->ep_size : e->processes;
+
+    if (size < 1 || size > e->processes) {
+        return EEP_FAIL(EEP_ERR_INVALID,
+                        "%u ranks to begin with (ep-size): 1 to %u are possible, as many as "
+                        "processes were started",
+                        size, e->processes);
+    }
+    if (has(p, EEP_ENGINE_MAX_EP_SIZE) && e->max_ep_size < size) {
+        return EEP_FAIL(EEP_ERR_INVALID, "at most %u ranks (max-ep-size), but %u to begin with",
+                        e->max_ep_size, size);
+    }
+    if (has(p, EEP_ENGINE_MAX_EP_SIZE) && has(p, EEP_ENGINE_LAYOUT)) {
+        return EEP_FAIL(EEP_ERR_INVALID, "a layout file already says how many seats there are; "
+                                         "leave out max-ep-size");
+    }
+    return EEP_OK;
+}
+
 static enum eep_status check_backup(const struct eep_engine *e)
 {
     if (e->backup_mode < EEP_BACKUP_NONE || e->backup_mode > EEP_BACKUP_PARTNER) {
@@ -62,6 +83,7 @@ static enum eep_status check_backup(const struct eep_engine *e)
 
 static enum eep_status check_params(const struct eep_engine *e, const struct eep_engine_params *p)
 {
+    EEP_TRY(check_sizes(e, p));
     if (e->max_batch_tokens < 1 || e->max_batch_tokens > MAX_BATCH_TOKENS) {
         return EEP_FAIL(EEP_ERR_INVALID, "max_batch_tokens is %u; eep takes 1 to %u",
                         e->max_batch_tokens, MAX_BATCH_TOKENS);
@@ -78,7 +100,7 @@ static enum eep_status check_params(const struct eep_engine *e, const struct eep
         return EEP_FAIL(EEP_ERR_INVALID, "there is no weight cache mode %d", (int)e->cache_mode);
     }
     EEP_TRY(check_rebalance(e));
-    if (e->on_loss < EEP_LOSS_STOP || e->on_loss > EEP_LOSS_SHRINK) {
+    if (e->on_loss < EEP_LOSS_STOP || e->on_loss > EEP_LOSS_RESPAWN) {
         return EEP_FAIL(EEP_ERR_INVALID, "there is no mode %d of what to do on a loss",
                         (int)e->on_loss);
     }
@@ -110,6 +132,8 @@ static enum eep_status set_params(struct eep_engine *e, const struct eep_engine_
         e->rebalance = p->rebalance;
     }
     e->on_loss = has(p, EEP_ENGINE_ON_LOSS) ? p->on_loss : EEP_LOSS_SHRINK;
+    e->ep_size = has(p, EEP_ENGINE_EP_SIZE) ? p->ep_size : 0;
+    e->max_ep_size = has(p, EEP_ENGINE_MAX_EP_SIZE) ? p->max_ep_size : 0;
     e->backup_mode = has(p, EEP_ENGINE_BACKUP) ? p->backup : EEP_BACKUP_NONE;
     e->own_shape = has(p, EEP_ENGINE_LAYOUT) || has(p, EEP_ENGINE_REDUNDANT);
     e->pretended = has(p, EEP_ENGINE_NODE_SIZE) || getenv("EEP_NODE_SIZE") != NULL;
@@ -142,8 +166,9 @@ static enum eep_status check_checkpoint(struct eep_engine *e)
     if (e->layout_path != NULL) {
         return eep_layout_load(e->layout_path, e->config.moe_layers, e->config.experts, &e->layout);
     }
-    return eep_layout_initial(e->config.moe_layers, e->config.experts, e->xport->topo.size,
-                              e->redundant, &e->layout);
+    return eep_layout_initial(e->config.moe_layers, e->config.experts,
+                              e->max_ep_size > 0 ? e->max_ep_size : e->processes, e->redundant,
+                              &e->layout);
 }
 
 /* Rank 0 first, so that a bad checkpoint is read by one rank only and refused with one message. */
@@ -173,10 +198,15 @@ static enum eep_status join(struct eep_engine *e, const struct eep_engine_params
     };
 
     EEP_TRY(eep_world_open(&world, &e->xport));
-    if (e->xport->topo.size > 1) {
-        eep_log_rank_set((int)e->xport->topo.rank);
+    const struct eep_topology *topo = &e->xport->topo;
+
+    if (topo->size > 1) {
+        eep_log_rank_set((int)topo->rank);
     }
-    return EEP_OK;
+    e->processes = topo->size;
+    e->origin = topo->rank;
+    e->start_nodes = topo->nodes;
+    return eep_mem_alloc(topo->size, sizeof(uint32_t), "nodes", &e->start_node_of);
 }
 
 enum eep_status eep_engine_create(const struct eep_engine_params *params,
@@ -187,6 +217,7 @@ enum eep_status eep_engine_create(const struct eep_engine_params *params,
 
     EEP_TRY_GOTO(eep_mem_alloc(1, sizeof(*e), "engine", &e), refuse);
     EEP_TRY_GOTO(join(e, params), destroy);
+    memcpy(e->start_node_of, e->xport->topo.node_of, e->processes * sizeof(*e->start_node_of));
     EEP_TRY_GOTO(eep_agree(e->xport, "parameters", set_params(e, params)), destroy);
     status = eep_mem_alloc(e->xport->topo.size, sizeof(*e->memory), "memory facts", &e->memory);
     if (status == EEP_OK) {
@@ -210,13 +241,6 @@ refuse:
     return status;
 }
 
-static void report_progress(void *context, uint64_t loaded, uint64_t total)
-{
-    struct eep_engine *e = context;
-
-    e->progress(e->progress_context, loaded, total);
-}
-
 struct eep_experts_source eep_engine_source(const struct eep_engine *e)
 {
     return (struct eep_experts_source){.config = &e->config,
@@ -230,18 +254,11 @@ struct eep_experts_source eep_engine_source(const struct eep_engine *e)
 /* The weights that this rank needs, in its own memory. Local. */
 static enum eep_status load_weights(struct eep_engine *e)
 {
-    const struct eep_experts_source source = eep_engine_source(e);
-
     EEP_TRY(eep_model_load(&e->config, e->ckpt, e->kernels, &e->model));
-    if (e->layout != NULL) {
-        EEP_TRY(eep_experts_load(&source, e->progress != NULL ? report_progress : NULL, e,
-                                 &e->experts));
-    }
-    return EEP_OK;
+    return e->layout != NULL ? eep_own_attach(e) : EEP_OK;
 }
 
-/* Buffers of this rank. Local. */
-static enum eep_status take_buffers(struct eep_engine *e)
+enum eep_status eep_engine_take_buffers(struct eep_engine *e)
 {
     const struct eep_model_config *c = &e->config;
     const uint32_t max_context = (uint32_t)EEP_MIN((uint64_t)c->max_positions, e->kv_tokens);
@@ -253,7 +270,14 @@ static enum eep_status take_buffers(struct eep_engine *e)
     e->logits_stride = eep_panel_round(c->vocab);
     EEP_TRY(eep_mem_alloc(EEP_LOGIT_ROWS, e->logits_stride * sizeof(float), "logits", &e->logits));
     EEP_TRY(eep_mem_alloc(c->vocab, sizeof(*e->sampler_work), "sampler", &e->sampler_work));
-    EEP_TRY(eep_batch_create(e));
+    return eep_batch_create(e);
+}
+
+/* Buffers of this rank. Local. */
+static enum eep_status take_buffers(struct eep_engine *e)
+{
+    EEP_TRY(eep_engine_take_buffers(e));
+    EEP_TRY(eep_batch_resize(e));
     return e->layout != NULL ? eep_route_create(e->layout, e->executors, &e->xport->topo, &e->route)
                              : EEP_OK;
 }
@@ -326,7 +350,13 @@ enum eep_status eep_engine_load(struct eep_engine *e)
     if (e->loaded) {
         return EEP_FAIL(EEP_ERR_INVALID, "the engine's weights are loaded already");
     }
-    e->broken = load_all(e);
+    e->broken = eep_park_rest(e);
+    if (e->broken == EEP_OK && e->park != NULL) {
+        return EEP_OK;
+    }
+    if (e->broken == EEP_OK) {
+        e->broken = load_all(e);
+    }
     if (e->broken == EEP_OK) {
         free(e->layout_path); /* it was that of the start */
         e->layout_path = NULL;
@@ -345,6 +375,33 @@ static enum eep_status leaving_status(const struct eep_engine *e)
     return together ? EEP_OK : e->broken;
 }
 
+void eep_engine_release(struct eep_engine *e)
+{
+    eep_mover_destroy(e);
+    eep_moe_block_destroy(e->block);
+    e->block = NULL;
+    eep_requests_clear(e);
+    eep_batch_free(e);
+    eep_mem_free(e->sampler_work);
+    e->sampler_work = NULL;
+    eep_mem_free(e->logits);
+    e->logits = NULL;
+    eep_forward_destroy(e->forward);
+    e->forward = NULL;
+    eep_kv_destroy(e->kv);
+    e->kv = NULL;
+    eep_experts_destroy(e->experts);
+    e->experts = NULL;
+    eep_own_free(e);
+    eep_model_destroy(e->model);
+    e->model = NULL;
+    eep_cache_close(e);
+    eep_route_destroy(e->route);
+    e->route = NULL;
+    eep_members_free(e);
+    e->loaded = false;
+}
+
 void eep_engine_destroy(struct eep_engine *e)
 {
     if (e == NULL) {
@@ -357,20 +414,10 @@ void eep_engine_destroy(struct eep_engine *e)
     if (e->mover != NULL && leaving_status(e) == EEP_OK && e->broken == EEP_OK) {
         eep_mover_stop(e);
     }
-    eep_mover_destroy(e);
-    eep_moe_block_destroy(e->block);
-    eep_batch_free(e);
+    eep_engine_release(e);
     eep_requests_free(e);
-    eep_mem_free(e->sampler_work);
-    eep_mem_free(e->logits);
-    eep_forward_destroy(e->forward);
-    eep_kv_destroy(e->kv);
-    eep_experts_destroy(e->experts);
-    eep_model_destroy(e->model);
-    eep_cache_close(e);
-    eep_route_destroy(e->route);
-    eep_members_free(e);
     eep_layout_destroy(e->layout);
+    eep_park_free(e);
     eep_tokenizer_close(e->tokenizer);
     eep_model_config_free(&e->config);
     eep_ckpt_close(e->ckpt);
@@ -378,6 +425,7 @@ void eep_engine_destroy(struct eep_engine *e)
         e->xport->ops->close(e->xport, leaving_status(e));
     }
     eep_mem_free(e->memory);
+    eep_mem_free(e->start_node_of);
     free(e->model_dir);
     free(e->layout_path);
     free(e->cache_dir);

@@ -3,11 +3,14 @@
  *
  *     engine.c    creating, loading, leaving        requests.c  the table and its events
  *     members.c   who executes which seat           posts.c     requests that come while it serves
- *     survive.c   going on after a loss
+ *     survive.c   going on after a loss, and in a new world
+ *     park.c      life of a process that is no rank   joiners.c   rank 0 and such processes
+ *     state.c     what a process that joins is given  notes.h     what they tell each other
  *     agree.c     one status for all ranks          batch.c     which rows this rank's step takes
  *     memory.c    reckoning before taking           step.c      the forward pass, sampling
  *     threads.c   cores per rank (hwloc, OpenMP)    facts.c     what is reported
  *     cache.c     weights in the node's cache       recover.c   nodes brought to one version
+ *     own.c       seats in this process's memory
  *     mover.h     experts that move while it serves: mover.c, recorder.c, plan.c, chunk.c, fill.c,
  *                 move.c, follow.c
  *     backup.h    experts in the memory of nodes that do not execute them: backup.c, backup_plan.c
@@ -36,6 +39,8 @@
 struct eep_backup;
 struct eep_mover;
 struct eep_members;
+struct eep_park;
+struct eep_joiners;
 
 #define EEP_SPARE_DEFAULT UINT32_MAX /* spare frames as memory allows */
 #define EEP_LOGIT_ROWS 64u           /* rows that go through the LM head at a time */
@@ -45,6 +50,22 @@ enum eep_request_state {
     EEP_REQUEST_RUNNING, /* the owner computes it; on other ranks it stays WAITING */
     EEP_REQUEST_DONE,
     EEP_REQUEST_FAILED,
+};
+
+/* What an owner tells the others; fixed width, since it travels. */
+enum eep_wire_kind {
+    EEP_WIRE_TOKEN,
+    EEP_WIRE_LAST_TOKEN,    /* and the request is done */
+    EEP_WIRE_SCORED,        /* value = the bits of the double */
+    EEP_WIRE_FAILED_ROUTER, /* value = layer */
+    EEP_WIRE_FAILED_LOGITS,
+    EEP_WIRE_REPLAYED,
+};
+
+struct eep_wire_event {
+    uint32_t request;
+    uint32_t kind;
+    uint64_t value;
 };
 
 struct eep_request_entry {
@@ -59,6 +80,8 @@ struct eep_request_entry {
     uint64_t tag;
     bool replays; /* ended, but its logits were lost with their rank and are computed again */
     enum eep_request_state ended_as; /* then its state again */
+    struct eep_wire_event ended;     /* how it ended */
+    uint64_t ended_at;               /* and as which one of all, from 1; 0: not yet */
     uint32_t *tokens;     /* (prompt_count + max_tokens): prompt, then what was generated */
     uint32_t token_count; /* of them known */
     /* Only the owner's. */
@@ -70,25 +93,9 @@ struct eep_request_entry {
     double nll_next; /* with the step that is not over */
 };
 
-/* What an owner tells the others; fixed width, since it travels. */
-enum eep_wire_kind {
-    EEP_WIRE_TOKEN,
-    EEP_WIRE_LAST_TOKEN,    /* and the request is done */
-    EEP_WIRE_SCORED,        /* value = the bits of the double */
-    EEP_WIRE_FAILED_ROUTER, /* value = layer */
-    EEP_WIRE_FAILED_LOGITS,
-    EEP_WIRE_REPLAYED,
-};
-
 enum eep_wire_flag {
     EEP_WIRE_INPUT_ENDS = 1, /* rank 0: no more requests will come */
     EEP_WIRE_STOP = 2,       /* rank 0: all are to be idle */
-};
-
-struct eep_wire_event {
-    uint32_t request;
-    uint32_t kind;
-    uint64_t value;
 };
 
 struct eep_wire_step {
@@ -133,10 +140,16 @@ struct eep_engine {
     uint64_t attach_timeout_ns;
     struct eep_rebalance_params rebalance;
     enum eep_loss_mode on_loss;
+    uint32_t ep_size;     /* 0: all that were started */
+    uint32_t max_ep_size; /* likewise */
     enum eep_backup_mode backup_mode;
 
     /* From eep_engine_create(). */
     struct eep_xport *xport;
+    uint32_t processes;      /* that were started */
+    uint32_t *start_node_of; /* (processes): nodes are named as at the start */
+    uint32_t start_nodes;
+    uint32_t origin; /* this process among them, for life */
     const struct eep_kernels *kernels;
     struct eep_ckpt *ckpt;
     struct eep_model_config config;
@@ -156,6 +169,11 @@ struct eep_engine {
     struct eep_mover *mover;      /* NULL without a cache */
     struct eep_backup *backup;    /* NULL without one */
     struct eep_members *members;  /* NULL: a loss ends the engine */
+    struct eep_joiners *joiners;  /* NULL: no process is parked, and none can be */
+    struct eep_park *park;        /* of this process while it is no rank; else NULL */
+    struct eep_experts **own;     /* (own_seats): without a cache; NULL where not held */
+    uint32_t own_seats;
+    uint64_t engine_id; /* of the cache's users */
     struct eep_route *route;
     struct eep_experts *experts;
     struct eep_model *model;
@@ -170,6 +188,7 @@ struct eep_engine {
     struct eep_request_entry *requests;
     size_t request_count, request_capacity;
     size_t unfinished;           /* the same on every rank */
+    uint64_t ends;               /* requests that have ended so far; likewise */
     size_t next_own;             /* requests before it are not waiting on this rank */
     uint32_t *owned;             /* (ranks): unfinished requests of each */
     bool open;                   /* more requests may come; the same on every rank */
@@ -229,6 +248,23 @@ EEP_MUST_CHECK enum eep_status eep_cache_reload(struct eep_engine *engine);
 EEP_MUST_CHECK enum eep_status eep_cache_load(struct eep_engine *engine);
 /** Local. After the model and the experts are destroyed. */
 void eep_cache_close(struct eep_engine *engine);
+/** This process is to join: open the cache of its node, or make one, and fill what is missing of
+ *  the seats that are marked in `mine`; e->layout is that of the ranks. Local. */
+EEP_MUST_CHECK enum eep_status eep_cache_join(struct eep_engine *engine, const bool *mine);
+
+/* own.c: seats without a cache. Local. */
+/** From the checkpoint, unless it is there. */
+EEP_MUST_CHECK enum eep_status eep_own_load_seat(struct eep_engine *engine, uint32_t seat);
+/** Those that this rank executes, loaded where they are not; sets e->experts. */
+EEP_MUST_CHECK enum eep_status eep_own_attach(struct eep_engine *engine);
+/** Give up those that it does not. */
+void eep_own_trim(struct eep_engine *engine);
+void eep_own_free(struct eep_engine *engine);
+
+/* engine.c: parts of loading, for a process that joins. Local. */
+EEP_MUST_CHECK enum eep_status eep_engine_take_buffers(struct eep_engine *engine);
+/** What belongs to a rank, given up. The world is another matter. */
+void eep_engine_release(struct eep_engine *engine);
 
 /** Fill a frame with an expert of the checkpoint. Local. */
 EEP_MUST_CHECK enum eep_status eep_cache_pack(struct eep_engine *engine,
@@ -263,6 +299,16 @@ uint64_t eep_threads_machine(void);
 /** What a rank said in the last exchange. */
 const struct eep_wire_step *eep_requests_heard(const struct eep_engine *engine, uint32_t rank);
 void eep_requests_free(struct eep_engine *engine);
+/** Forget all requests, events and posts; before this rank's batch and KV cache are freed. */
+void eep_requests_clear(struct eep_engine *engine);
+/** Add an entry as it is, with r->token_count tokens. Local. */
+EEP_MUST_CHECK enum eep_status eep_requests_append(struct eep_engine *engine,
+                                                   const struct eep_request_entry *r,
+                                                   const uint32_t *tokens);
+/** Events of what happened before this rank came; `ends` requests have ended. Local. */
+EEP_MUST_CHECK enum eep_status eep_requests_tell_past(struct eep_engine *engine, uint64_t ends);
+/** Nothing has begun: requests to the ranks that there are now. Local. */
+EEP_MUST_CHECK enum eep_status eep_requests_share_out(struct eep_engine *engine);
 /** Positions that all requests of one rank need at once at most; the largest over the ranks. */
 uint64_t eep_requests_kv_tokens(const struct eep_engine *engine);
 /** Put an event of an own request on the wire; at most one per running request and step. */
@@ -291,6 +337,9 @@ static inline uint32_t eep_request_rows(const struct eep_request_entry *r)
 /** Take the requests that rank 0 handed in into the table. Local. */
 EEP_MUST_CHECK enum eep_status eep_posts_apply(struct eep_engine *engine,
                                                const struct eep_posts *posts);
+/** Rank 0: tell all ranks of an event of the membership with the next step. */
+EEP_MUST_CHECK enum eep_status eep_posts_add_event(struct eep_engine *engine,
+                                                   const struct eep_member_event *event);
 /** Make room for as many bytes. */
 EEP_MUST_CHECK enum eep_status eep_posts_reserve(struct eep_posts *posts, size_t bytes);
 
@@ -298,10 +347,10 @@ EEP_MUST_CHECK enum eep_status eep_posts_reserve(struct eep_posts *posts, size_t
 /** Set e->executors; e->members too when a loss can be survived. Local, the same on every rank. */
 EEP_MUST_CHECK enum eep_status eep_members_create(struct eep_engine *engine);
 void eep_members_free(struct eep_engine *engine);
-/** The world has shrunk: e->executors as if the seats of those that are gone went to others. `was`
- *  (new size): rank that each had in the world of the last commit. Again from there when one more
- * is lost. Local, the same on every rank. */
-EEP_MUST_CHECK enum eep_status eep_members_try(struct eep_engine *engine, const uint32_t *was);
+/** The world is another one: e->executors as if those of it that are members, or join, had taken
+ * over the seats. Again from the last commit when one more is lost. Local, the same on every rank.
+ */
+EEP_MUST_CHECK enum eep_status eep_members_try(struct eep_engine *engine);
 /** In what is tried: no living node holds the seat. */
 bool eep_members_seat_is_lost(const struct eep_engine *engine, uint32_t seat);
 /** All have taken over what they were given: what was tried counts. Local, the same everywhere. */
@@ -315,9 +364,23 @@ EEP_MUST_CHECK enum eep_status eep_members_asked(struct eep_engine *engine,
                                                  const struct eep_member_request *request);
 /** Members that have left as asked, so far. */
 uint32_t eep_members_left(const struct eep_engine *engine);
+/** An event of a member that is no rank, the same on every rank. */
+EEP_MUST_CHECK enum eep_status eep_members_told(struct eep_engine *engine,
+                                                const struct eep_member_event *event);
 /** This rank is to leave after the next step: when that is over, all others have seen the one that
  *  told them so. */
 bool eep_members_leaving(const struct eep_engine *engine);
+/** A new world is to be made: its processes, in the order of their ranks (EEP_MEMBERS_MAX). False:
+ *  not now. The same on every rank. */
+bool eep_members_switching(const struct eep_engine *engine, uint32_t *origins_out,
+                           uint32_t *count_out);
+/** It could not be made. */
+void eep_members_not_switched(struct eep_engine *engine, enum eep_status status);
+/** This process is to join: take over a rank's state. Local. */
+EEP_MUST_CHECK enum eep_status eep_members_adopt(struct eep_engine *engine,
+                                                 const struct eep_member_state *state);
+/** What it says. */
+const struct eep_member *eep_members_machine(const struct eep_engine *engine);
 /** No move of experts may begin. The same on every rank. */
 bool eep_members_hold(const struct eep_engine *engine);
 /** What this rank has to do for a change of members, a bounded part. Local. */
@@ -328,6 +391,43 @@ void eep_members_work(struct eep_engine *engine);
 bool eep_engine_survives(const struct eep_engine *engine, enum eep_status status);
 /** Go on with those that are left. Collective among them. */
 EEP_MUST_CHECK enum eep_status eep_engine_survive(struct eep_engine *engine);
+/** Go on in a world of these processes, in the order of its ranks; this one may be parked
+ *  afterwards. When it cannot be made, in the one of before. Collective. */
+EEP_MUST_CHECK enum eep_status eep_engine_switch(struct eep_engine *engine, const uint32_t *origins,
+                                                 uint32_t count);
+/** The same on a process that is no rank and has loaded.
+ *  @param joined_out  false, on a failure: it is as before */
+EEP_MUST_CHECK enum eep_status eep_engine_arrive(struct eep_engine *engine, const uint32_t *origins,
+                                                 uint32_t count, bool *joined_out);
+
+/* park.c */
+/** At the start: the processes beyond ep_size are parked. Collective among all. */
+EEP_MUST_CHECK enum eep_status eep_park_rest(struct eep_engine *engine);
+/** This process is no rank any more: give all up. Local. */
+EEP_MUST_CHECK enum eep_status eep_park(struct eep_engine *engine);
+void eep_park_free(struct eep_engine *engine);
+
+/* joiners.c: rank 0 and the processes that are no ranks. Local. */
+EEP_MUST_CHECK enum eep_status eep_joiners_create(struct eep_engine *engine);
+void eep_joiners_free(struct eep_engine *engine);
+/** Pass on what such a member is to do. */
+void eep_joiners_ask(struct eep_engine *engine, const struct eep_member_action *action);
+/** Those of the new world's processes that are to join: come. */
+void eep_joiners_call(struct eep_engine *engine, const uint32_t *origins, uint32_t count);
+/** Between two steps: what they have answered goes out with the next one. */
+EEP_MUST_CHECK enum eep_status eep_joiners_hear(struct eep_engine *engine);
+
+/* state.c */
+/** What goes with the tables, for a rank that joins. */
+struct eep_handed {
+    uint32_t *was; /* (ranks): rank that each one of now had in the tables; EEP_NO_RANK: it joins */
+    uint32_t ranks_before; /* in the tables */
+    struct eep_rebalance_status moves;
+};
+/** Rank `from` gives what it knows; this rank takes it over if it `takes`. Collective. */
+EEP_MUST_CHECK enum eep_status eep_state_share(struct eep_engine *engine, uint32_t from,
+                                               struct eep_handed *handed, bool takes);
+
 /** Exchange the events of the step and apply them: the table is the same everywhere afterwards.
  *  What the others said about moves is in e->wire_in. */
 EEP_MUST_CHECK enum eep_status eep_requests_exchange(struct eep_engine *engine);

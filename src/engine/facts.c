@@ -1,6 +1,7 @@
 /* What is reported about an engine. */
 #include "base/mem.h"
 #include "engine/engine_int.h"
+#include "engine/look.h"
 
 static struct eep_rank_memory own_memory(const struct eep_engine *e)
 {
@@ -31,13 +32,10 @@ static uint64_t cache_bytes(const struct eep_engine *e, const struct eep_wcache_
     return frames * status->frame_stride + status->dense_bytes;
 }
 
-enum eep_status eep_engine_facts(struct eep_engine *e, struct eep_engine_facts *facts_out)
+enum eep_status eep_engine_own_facts(const struct eep_engine *e, struct eep_engine_facts *facts_out)
 {
     const struct eep_topology *topo = &e->xport->topo;
-    const struct eep_rank_memory mine = own_memory(e);
 
-    EEP_TRY(e->broken);
-    EEP_TRY(e->xport->ops->allgather(e->xport, "facts", &mine, sizeof(mine), e->memory));
     *facts_out = (struct eep_engine_facts){
         .architecture = eep_model_arch_name(&e->config),
         .kernels = e->kernels->name,
@@ -60,7 +58,6 @@ enum eep_status eep_engine_facts(struct eep_engine *e, struct eep_engine_facts *
         .load_ns = e->load_ns,
         .cache_attached = e->cache != NULL && !e->cache_filled,
         .layout_version = e->view != NULL ? eep_wcache_view_version(e->view) : 0,
-        .memory = e->memory,
     };
     if (e->cache != NULL) {
         struct eep_wcache_status status;
@@ -73,4 +70,25 @@ enum eep_status eep_engine_facts(struct eep_engine *e, struct eep_engine_facts *
         facts_out->cache_kept = status.keep;
     }
     return EEP_OK;
+}
+
+enum eep_status eep_engine_facts(struct eep_engine *e, struct eep_engine_facts *facts_out)
+{
+    const struct eep_rank_memory mine = own_memory(e);
+
+    EEP_TRY(e->broken);
+    EEP_TRY(e->xport->ops->allgather(e->xport, "facts", &mine, sizeof(mine), e->memory));
+    EEP_TRY(eep_engine_own_facts(e, facts_out));
+    facts_out->memory = e->memory;
+    return EEP_OK;
+}
+
+uint32_t eep_engine_processes(const struct eep_engine *e)
+{
+    return e->processes;
+}
+
+uint32_t eep_engine_seats(const struct eep_engine *e)
+{
+    return e->layout != NULL ? e->layout->seats : 0;
 }

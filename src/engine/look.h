@@ -18,6 +18,14 @@ struct eep_engine_look {
     const struct eep_layout *layout; /* that is routed with; until the next step */
 };
 
+/** Facts without those of other ranks: memory is NULL. Also of a parked process. */
+EEP_MUST_CHECK enum eep_status eep_engine_own_facts(const struct eep_engine *engine,
+                                                    struct eep_engine_facts *facts_out);
+
+/** Processes that were started, and seats of the layout. */
+uint32_t eep_engine_processes(const struct eep_engine *engine);
+uint32_t eep_engine_seats(const struct eep_engine *engine);
+
 void eep_engine_look(const struct eep_engine *engine, struct eep_engine_look *look_out);
 
 /**
@@ -58,6 +66,8 @@ struct eep_loss_facts {
     uint64_t from_node, from_other_node, from_backup, from_checkpoint; /* experts filled again */
     uint64_t filled_bytes, filled_ns; /* of all ranks, and how long that took */
     uint64_t since_ns;                /* when it was noticed, by eep_clock_ns() */
+    uint64_t switches;                /* new worlds on purpose */
+    uint64_t switch_ns;               /* how long steps stood still for the last one */
 };
 
 const struct eep_loss_facts *eep_engine_losses(const struct eep_engine *engine);

@@ -13,7 +13,7 @@
 #include "engine/mover.h"
 #include "member/member.h"
 
-#define DUTIES_MAX 64u
+#define DUTIES_MAX (2 * EEP_ACTIONS_MAX)
 #define ANSWERS_MAX 32u
 #define WORK_NS (1 * EEP_NS_PER_MS) /* loading between two steps */
 
@@ -22,7 +22,8 @@ struct eep_members {
     uint32_t *ids;                      /* (ranks): member that each rank is */
     uint32_t *trial_ids;
     uint32_t *node_of; /* (started): by member; nodes are numbered as at the start */
-    uint32_t started, self, seats;
+    uint32_t started, active, self, seats;
+    enum eep_on_loss on_loss;
     uint32_t reseat; /* serial that reports of reseating name */
 
     /* What this process has to do for an operation. */
@@ -30,6 +31,7 @@ struct eep_members {
     uint32_t duty_count;
     bool holds;                    /* no move of experts may begin */
     bool leaves;                   /* this process is to leave */
+    uint32_t switch_serial;        /* a new world is to be made; 0: not now */
     uint32_t prepare_serial;       /* to be reported when none is under way; 0: not asked */
     uint32_t load_serial;          /* to be reported when the seats are there */
     uint32_t load_seat, load_slot; /* how far that is */
@@ -53,10 +55,11 @@ static enum eep_status create_machine(const struct eep_members *m, struct eep_me
 {
     const struct eep_member_params params = {
         .started = m->started,
-        .active = m->started,
+        .active = m->active,
         .node_of = m->node_of,
         .seats = m->seats,
         .seats_max = m->seats,
+        .on_loss = m->on_loss,
     };
 
     return eep_member_create(&params, m->self, machine_out);
@@ -64,60 +67,69 @@ static enum eep_status create_machine(const struct eep_members *m, struct eep_me
 
 static enum eep_status create(struct eep_engine *e, struct eep_members *m)
 {
-    const struct eep_topology *topo = &e->xport->topo;
+    const bool parked = e->xport->topo.rank == EEP_NO_RANK;
 
-    m->started = topo->size;
-    m->self = topo->rank;
+    m->started = e->processes;
+    m->active = parked ? e->processes : e->xport->topo.size; /* parked: told by the ranks */
+    m->self = e->origin;
     m->seats = seats_of(e);
-    EEP_TRY(eep_mem_alloc(topo->size, sizeof(uint32_t), "members", &m->ids));
-    EEP_TRY(eep_mem_alloc(topo->size, sizeof(uint32_t), "members", &m->trial_ids));
-    EEP_TRY(eep_mem_alloc(topo->size, sizeof(uint32_t), "nodes of members", &m->node_of));
-    for (uint32_t r = 0; r < topo->size; r++) {
+    m->on_loss = e->on_loss == EEP_LOSS_RESPAWN ? EEP_ON_LOSS_RESPAWN : EEP_ON_LOSS_CONTINUE;
+    EEP_TRY(eep_mem_alloc(m->started, sizeof(uint32_t), "members", &m->ids));
+    EEP_TRY(eep_mem_alloc(m->started, sizeof(uint32_t), "members", &m->trial_ids));
+    EEP_TRY(eep_mem_alloc(m->started, sizeof(uint32_t), "nodes of members", &m->node_of));
+    for (uint32_t r = 0; r < m->started; r++) {
         m->ids[r] = r;
-        m->node_of[r] = topo->node_of[r];
+        m->node_of[r] = e->start_node_of[r];
     }
     return create_machine(m, &m->machine);
 }
 
 static enum eep_status take_executors(struct eep_engine *e)
 {
+    const uint32_t ranks = EEP_MAX(e->xport->topo.size, 1u); /* parked: told later */
+
     if (e->layout == NULL) {
         return EEP_OK;
     }
     EEP_TRY(eep_mem_alloc(e->layout->seats, sizeof(uint32_t), "executors", &e->executors));
     for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
-        e->executors[seat] = eep_layout_executor(seat, e->layout->seats, e->xport->topo.size);
+        e->executors[seat] = eep_layout_executor(seat, e->layout->seats, ranks);
     }
     return EEP_OK;
 }
 
+static bool fits(const struct eep_engine *e)
+{
+    return e->processes <= EEP_MEMBERS_MAX && e->start_nodes <= EEP_NODES_MAX &&
+           seats_of(e) <= EEP_SEATS_MAX;
+}
+
 enum eep_status eep_members_create(struct eep_engine *e)
 {
-    const struct eep_topology *topo = &e->xport->topo;
-
     EEP_TRY(take_executors(e));
-    if (e->on_loss == EEP_LOSS_STOP || topo->size == 1) {
+    if (e->on_loss == EEP_LOSS_STOP || e->processes == 1) {
         return EEP_OK;
     }
-    if (topo->size > EEP_MEMBERS_MAX || topo->nodes > EEP_NODES_MAX ||
-        seats_of(e) > EEP_SEATS_MAX) {
-        if (topo->rank == 0) {
+    if (!fits(e)) {
+        if (e->xport->topo.rank == 0) {
             eep_log(EEP_LOG_WARN,
-                    "the loss of a rank ends the job: %u ranks on %u nodes with %u seats are more "
-                    "than membership handles (%u, %u, %u)",
-                    topo->size, topo->nodes, seats_of(e), EEP_MEMBERS_MAX, EEP_NODES_MAX,
+                    "the loss of a rank ends the job: %u processes on %u nodes with %u seats are "
+                    "more than membership handles (%u, %u, %u)",
+                    e->processes, e->start_nodes, seats_of(e), EEP_MEMBERS_MAX, EEP_NODES_MAX,
                     EEP_SEATS_MAX);
         }
         return EEP_OK;
     }
     EEP_TRY(eep_mem_alloc(1, sizeof(*e->members), "membership", &e->members));
-    return create(e, e->members);
+    EEP_TRY(create(e, e->members));
+    return e->xport->ops->roster_send != NULL ? eep_joiners_create(e) : EEP_OK;
 }
 
 void eep_members_free(struct eep_engine *e)
 {
     eep_mem_free(e->executors);
     e->executors = NULL;
+    eep_joiners_free(e);
     if (e->members != NULL) {
         eep_member_destroy(e->members->machine);
         eep_member_destroy(e->members->trial);
@@ -164,6 +176,7 @@ static void forget_duties(struct eep_members *m)
     m->leaves = false;
     m->prepare_serial = 0;
     m->load_serial = 0;
+    m->switch_serial = 0;
 }
 
 static void queue_answer(struct eep_members *m, const struct eep_member_action *answer)
@@ -174,10 +187,23 @@ static void queue_answer(struct eep_members *m, const struct eep_member_action *
     m->answers[m->answer_count++ % ANSWERS_MAX] = *answer;
 }
 
+/* Leavers that end are lost as planned; for all else a new world is made. */
+static void begin_switch(struct eep_members *m, uint32_t serial)
+{
+    const struct eep_operation *op = &eep_member_state(m->machine)->operation;
+
+    if (op->grows != 0 || op->leavers_exit == 0) {
+        m->switch_serial = serial;
+    } else {
+        m->leaves = eep_member_life(m->machine, m->self) == EEP_LIFE_DRAINING;
+    }
+}
+
 static void act(struct eep_engine *e, const struct eep_member_action *action)
 {
     struct eep_members *m = e->members;
     const bool mine = action->by == m->self || action->by == EEP_NO_MEMBER;
+    const bool first = e->xport->topo.rank == 0; /* does what the coordinator is to do */
 
     switch (action->kind) {
     case EEP_DO_DRAIN: /* its requests are handed over when it is gone */
@@ -190,6 +216,8 @@ static void act(struct eep_engine *e, const struct eep_member_action *action)
         if (mine) {
             m->load_serial = action->serial;
             m->load_seat = m->load_slot = 0;
+        } else if (first && eep_member_life(m->machine, action->member) == EEP_LIFE_JOINING) {
+            eep_joiners_ask(e, action);
         }
         break;
     case EEP_DO_PREPARE:
@@ -197,14 +225,20 @@ static void act(struct eep_engine *e, const struct eep_member_action *action)
         m->prepare_serial = action->serial;
         break;
     case EEP_DO_SWITCH:
-        m->leaves = eep_member_life(m->machine, m->self) == EEP_LIFE_DRAINING;
+        begin_switch(m, action->serial);
         break;
     case EEP_DO_SERVE:
     case EEP_DO_ROLL_BACK:
         forget_duties(m);
         break;
+    case EEP_DO_ACTIVATE:
+    case EEP_DO_PARK:
+        if (first && e->joiners != NULL) {
+            eep_joiners_ask(e, action);
+        }
+        break;
     case EEP_DO_ANSWER:
-        if (mine) {
+        if (first) {
             queue_answer(m, action);
         }
         break;
@@ -259,7 +293,7 @@ static enum eep_status feed_trial(struct eep_engine *e, const struct eep_member_
 
         if (action->kind == EEP_DO_RESEAT) {
             m->reseat = action->serial;
-        } else if (action->by == m->self || action->by == EEP_NO_MEMBER) {
+        } else if (action->kind > EEP_DO_RESTART) {
             EEP_ASSERT(m->duty_count < DUTIES_MAX);
             m->duties[m->duty_count++] = *action;
         }
@@ -269,9 +303,13 @@ static enum eep_status feed_trial(struct eep_engine *e, const struct eep_member_
 
 /* ---- with each step ---- */
 
+/* Something waits for time to pass. */
 static bool is_changing(const struct eep_members *m)
 {
-    return eep_member_state(m->machine)->operation.phase != EEP_PHASE_NONE;
+    const struct eep_member_state *state = eep_member_state(m->machine);
+
+    return state->operation.phase != EEP_PHASE_NONE ||
+           (m->on_loss == EEP_ON_LOSS_RESPAWN && eep_member_size(state) < state->wanted_size);
 }
 
 void eep_members_tell(struct eep_engine *e, struct eep_wire_step *head)
@@ -328,6 +366,16 @@ enum eep_status eep_members_asked(struct eep_engine *e, const struct eep_member_
     return feed(e, &(struct eep_member_event){.kind = EEP_REQUEST, .request = *request});
 }
 
+enum eep_status eep_members_told(struct eep_engine *e, const struct eep_member_event *event)
+{
+    return feed(e, event);
+}
+
+const struct eep_member *eep_members_machine(const struct eep_engine *e)
+{
+    return e->members->machine;
+}
+
 uint32_t eep_members_left(const struct eep_engine *e)
 {
     const struct eep_member_state *state = eep_member_state(e->members->machine);
@@ -342,6 +390,44 @@ uint32_t eep_members_left(const struct eep_engine *e)
 bool eep_members_leaving(const struct eep_engine *e)
 {
     return e->members != NULL && e->members->leaves;
+}
+
+/* Ranks stay in their order, so that the first one goes on; those that join come behind them. */
+bool eep_members_switching(const struct eep_engine *e, uint32_t *origins_out, uint32_t *count_out)
+{
+    const struct eep_members *m = e->members;
+    uint32_t count = 0;
+
+    if (m == NULL || m->switch_serial == 0) {
+        return false;
+    }
+    for (uint32_t r = 0; r < e->xport->topo.size; r++) {
+        if (eep_member_life(m->machine, m->ids[r]) != EEP_LIFE_DRAINING) {
+            origins_out[count++] = m->ids[r];
+        }
+    }
+    for (uint32_t id = 0; id < m->started; id++) {
+        if (eep_member_life(m->machine, id) == EEP_LIFE_JOINING) {
+            origins_out[count++] = id;
+        }
+    }
+    *count_out = count;
+    return true;
+}
+
+void eep_members_not_switched(struct eep_engine *e, enum eep_status status)
+{
+    struct eep_members *m = e->members;
+
+    if (e->xport->topo.rank == 0) {
+        report(m, m->switch_serial, status);
+    }
+    m->switch_serial = 0;
+}
+
+enum eep_status eep_members_adopt(struct eep_engine *e, const struct eep_member_state *state)
+{
+    return eep_member_adopt(e->members->machine, state);
 }
 
 bool eep_members_hold(const struct eep_engine *e)
@@ -399,12 +485,28 @@ void eep_members_work(struct eep_engine *e)
     }
 }
 
-/* ---- after a loss ---- */
+/* ---- in a new world ---- */
 
-enum eep_status eep_members_try(struct eep_engine *e, const uint32_t *was)
+/* The members of the world, by rank, and ascending. */
+static void find_members(const struct eep_engine *e, uint32_t *by_rank, uint32_t *ascending)
+{
+    const struct eep_topology *topo = &e->xport->topo;
+
+    for (uint32_t r = 0; r < topo->size; r++) {
+        uint32_t at = r;
+
+        by_rank[r] = topo->origin_of[r];
+        for (; at > 0 && ascending[at - 1] > by_rank[r]; at--) {
+            ascending[at] = ascending[at - 1];
+        }
+        ascending[at] = by_rank[r];
+    }
+}
+
+enum eep_status eep_members_try(struct eep_engine *e)
 {
     struct eep_members *m = e->members;
-    const uint32_t size = e->xport->topo.size;
+    uint32_t ascending[EEP_MEMBERS_MAX];
 
     eep_member_destroy(m->trial);
     m->trial = NULL;
@@ -412,16 +514,14 @@ enum eep_status eep_members_try(struct eep_engine *e, const uint32_t *was)
     EEP_TRY(eep_member_adopt(m->trial, eep_member_state(m->machine)));
     const struct eep_member_state *state = eep_member_state(m->trial);
 
-    for (uint32_t r = 0; r < size; r++) {
-        m->trial_ids[r] = m->ids[was[r]];
-    }
+    find_members(e, m->trial_ids, ascending);
     m->duty_count = 0;
     EEP_TRY(feed_trial(e, &(struct eep_member_event){.kind = EEP_REVOKED}));
     EEP_TRY(feed_trial(e, &(struct eep_member_event){.kind = EEP_AGREED,
                                                      .epoch = state->epoch + 1,
                                                      .position = state->position,
-                                                     .set = m->trial_ids,
-                                                     .set_count = size}));
+                                                     .set = ascending,
+                                                     .set_count = e->xport->topo.size}));
     set_executors(e);
     return EEP_OK;
 }

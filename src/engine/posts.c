@@ -21,7 +21,7 @@ struct post {
     uint32_t bytes; /* with this head; a multiple of 8 */
 };
 
-enum post_kind { POST_REQUEST, POST_MEMBERS };
+enum post_kind { POST_REQUEST, POST_MEMBERS, POST_EVENT };
 
 struct wire_request {
     uint64_t prompt_count;
@@ -41,8 +41,15 @@ struct wire_members {
     /* followed by drain_count ids */
 };
 
+/* What has become of a member that is no rank. */
+struct wire_member_event {
+    uint32_t kind, member, serial;
+    int32_t status;
+};
+
 _Static_assert(sizeof(struct post) == 8, "travels between ranks");
 _Static_assert(sizeof(struct wire_request) == 56, "travels between ranks");
+_Static_assert(sizeof(struct wire_member_event) == 16, "travels between ranks");
 _Static_assert(sizeof(struct wire_members) == EEP_OPERATION_ID_BYTES + 24, "travels between ranks");
 
 void eep_engine_open(struct eep_engine *e)
@@ -86,7 +93,7 @@ static enum eep_status add_post(struct eep_engine *e, enum post_kind kind, const
 
     EEP_ASSERT(e->xport->topo.rank == 0);
     EEP_TRY(e->broken);
-    if ((e->posts.bytes > 0 && e->posts.bytes + bytes > POSTS_BYTES_MAX) ||
+    if ((kind != POST_EVENT && e->posts.bytes > 0 && e->posts.bytes + bytes > POSTS_BYTES_MAX) ||
         bytes > UINT32_MAX / 2) {
         return EEP_FAIL(EEP_ERR_AGAIN, "%zu bytes of new requests wait for the next step already",
                         e->posts.bytes);
@@ -139,6 +146,16 @@ enum eep_status eep_engine_ask_members(struct eep_engine *e, const struct eep_me
                     r->drain_count * sizeof(uint32_t));
 }
 
+enum eep_status eep_posts_add_event(struct eep_engine *e, const struct eep_member_event *event)
+{
+    const struct wire_member_event head = {.kind = event->kind,
+                                           .member = event->member,
+                                           .serial = event->serial,
+                                           .status = event->status};
+
+    return add_post(e, POST_EVENT, &head, sizeof(head), NULL, 0);
+}
+
 static enum eep_status apply_request(struct eep_engine *e, const unsigned char *data)
 {
     struct wire_request head;
@@ -183,6 +200,34 @@ static enum eep_status apply_members(struct eep_engine *e, const unsigned char *
     return eep_members_asked(e, &request);
 }
 
+static enum eep_status apply_event(struct eep_engine *e, const unsigned char *data)
+{
+    struct wire_member_event head;
+
+    memcpy(&head, data, sizeof(head));
+    return eep_members_told(
+        e, &(struct eep_member_event){
+               .kind = (enum eep_member_event_kind)head.kind,
+               .member = head.member,
+               .serial = head.serial,
+               .status = head.status,
+               .node = head.member < e->processes ? e->start_node_of[head.member] : 0,
+           });
+}
+
+static enum eep_status apply_post(struct eep_engine *e, enum post_kind kind,
+                                  const unsigned char *data)
+{
+    switch (kind) {
+    case POST_REQUEST:
+        return apply_request(e, data);
+    case POST_MEMBERS:
+        return apply_members(e, data);
+    default:
+        return apply_event(e, data);
+    }
+}
+
 enum eep_status eep_posts_apply(struct eep_engine *e, const struct eep_posts *posts)
 {
     struct post post;
@@ -191,7 +236,7 @@ enum eep_status eep_posts_apply(struct eep_engine *e, const struct eep_posts *po
         const unsigned char *data = posts->data + at + sizeof(post);
 
         memcpy(&post, posts->data + at, sizeof(post));
-        EEP_TRY(post.kind == POST_REQUEST ? apply_request(e, data) : apply_members(e, data));
+        EEP_TRY(apply_post(e, (enum post_kind)post.kind, data));
     }
     return EEP_OK;
 }

@@ -163,11 +163,24 @@ enum eep_status eep_engine_submit(struct eep_engine *e, const struct eep_request
     return EEP_OK;
 }
 
-void eep_requests_free(struct eep_engine *e)
+void eep_requests_clear(struct eep_engine *e)
 {
     for (size_t i = 0; i < e->request_count; i++) {
         free_entry(&e->requests[i]);
     }
+    e->request_count = 0;
+    e->unfinished = 0;
+    e->ends = 0;
+    e->next_own = 0;
+    e->running_count = 0;
+    e->event_first = e->event_count = 0;
+    e->posts.bytes = e->posts_last.bytes = e->posts_next.bytes = 0;
+    e->flags = 0;
+}
+
+void eep_requests_free(struct eep_engine *e)
+{
+    eep_requests_clear(e);
     free(e->requests);
     free(e->events);
     eep_mem_free(e->owned);
@@ -233,11 +246,39 @@ static void end(struct eep_engine *e, uint32_t request, enum eep_request_state s
     e->unfinished--;
 }
 
-static enum eep_status finish(struct eep_engine *e, const struct eep_event *event,
-                              enum eep_request_state state)
+/* What is told of a request that has ended. */
+static struct eep_event end_event(const struct eep_wire_event *wire)
 {
-    end(e, (uint32_t)event->request, state);
-    return push_event(e, event);
+    struct eep_event event = {.kind = EEP_EVENT_DONE, .request = wire->request};
+
+    switch ((enum eep_wire_kind)wire->kind) {
+    case EEP_WIRE_SCORED:
+        memcpy(&event.nll, &wire->value, sizeof(event.nll));
+        break;
+    case EEP_WIRE_FAILED_ROUTER:
+        event.kind = EEP_EVENT_FAILED;
+        snprintf(event.reason, sizeof(event.reason),
+                 "the expert scores of layer %u are not finite numbers", (uint32_t)wire->value);
+        break;
+    case EEP_WIRE_FAILED_LOGITS:
+        event.kind = EEP_EVENT_FAILED;
+        snprintf(event.reason, sizeof(event.reason), "the logits are not finite numbers");
+        break;
+    default:
+        break;
+    }
+    return event;
+}
+
+static enum eep_status finish(struct eep_engine *e, const struct eep_wire_event *wire)
+{
+    const struct eep_event event = end_event(wire);
+    struct eep_request_entry *r = &e->requests[wire->request];
+
+    end(e, wire->request, event.kind == EEP_EVENT_FAILED ? EEP_REQUEST_FAILED : EEP_REQUEST_DONE);
+    r->ended = *wire;
+    r->ended_at = ++e->ends;
+    return push_event(e, &event);
 }
 
 static enum eep_status end_replay(struct eep_engine *e, uint32_t request)
@@ -265,27 +306,17 @@ static enum eep_status apply_token(struct eep_engine *e, const struct eep_wire_e
 /* Applies one event of any owner, this rank included. */
 static enum eep_status apply(struct eep_engine *e, const struct eep_wire_event *wire)
 {
-    struct eep_event event = {.kind = EEP_EVENT_DONE, .request = wire->request};
-
     EEP_ASSERT(wire->request < e->request_count);
     switch ((enum eep_wire_kind)wire->kind) {
     case EEP_WIRE_TOKEN:
         return apply_token(e, wire);
     case EEP_WIRE_LAST_TOKEN:
         EEP_TRY(apply_token(e, wire));
-        return finish(e, &event, EEP_REQUEST_DONE);
+        return finish(e, wire);
     case EEP_WIRE_SCORED:
-        memcpy(&event.nll, &wire->value, sizeof(event.nll));
-        return finish(e, &event, EEP_REQUEST_DONE);
     case EEP_WIRE_FAILED_ROUTER:
-        event.kind = EEP_EVENT_FAILED;
-        snprintf(event.reason, sizeof(event.reason),
-                 "the expert scores of layer %u are not finite numbers", (uint32_t)wire->value);
-        return finish(e, &event, EEP_REQUEST_FAILED);
     case EEP_WIRE_FAILED_LOGITS:
-        event.kind = EEP_EVENT_FAILED;
-        snprintf(event.reason, sizeof(event.reason), "the logits are not finite numbers");
-        return finish(e, &event, EEP_REQUEST_FAILED);
+        return finish(e, wire);
     case EEP_WIRE_REPLAYED:
         return end_replay(e, wire->request);
     }
@@ -461,6 +492,61 @@ enum eep_status eep_requests_reassign(struct eep_engine *e, const uint32_t *now_
         }
     }
     e->next_own = 0;
+    return EEP_OK;
+}
+
+/* ---- on a rank that joins, and before anything has begun ---- */
+
+enum eep_status eep_requests_append(struct eep_engine *e, const struct eep_request_entry *r,
+                                    const uint32_t *tokens)
+{
+    struct eep_request_entry entry = *r;
+
+    EEP_TRY(grow_table(e));
+    EEP_TRY(eep_mem_alloc(r->prompt_count + r->max_tokens, sizeof(uint32_t), "request tokens",
+                          &entry.tokens));
+    memcpy(entry.tokens, tokens, r->token_count * sizeof(uint32_t));
+    e->requests[e->request_count++] = entry;
+    e->unfinished += r->state == EEP_REQUEST_WAITING;
+    return EEP_OK;
+}
+
+enum eep_status eep_requests_tell_past(struct eep_engine *e, uint64_t ends)
+{
+    struct eep_wire_event *in_order;
+    enum eep_status status = EEP_OK;
+
+    EEP_TRY(eep_mem_alloc(ends + 1, sizeof(*in_order), "ends of requests", &in_order));
+    for (uint32_t i = 0; i < e->request_count && status == EEP_OK; i++) {
+        const struct eep_event event = {.kind = EEP_EVENT_ACCEPTED, .request = i};
+
+        if (e->requests[i].ended_at > 0) {
+            EEP_ASSERT(e->requests[i].ended_at <= ends);
+            in_order[e->requests[i].ended_at - 1] = e->requests[i].ended;
+        }
+        status = push_event(e, &event);
+    }
+    for (uint64_t n = 0; n < ends && status == EEP_OK; n++) {
+        const struct eep_event event = end_event(&in_order[n]);
+
+        status = push_event(e, &event);
+    }
+    e->ends = ends;
+    eep_mem_free(in_order);
+    return status;
+}
+
+enum eep_status eep_requests_share_out(struct eep_engine *e)
+{
+    uint32_t *owned;
+
+    EEP_TRY(eep_mem_alloc(e->xport->topo.size, sizeof(*owned), "requests of the ranks", &owned));
+    eep_mem_free(e->owned);
+    e->owned = owned;
+    for (size_t i = 0; i < e->request_count; i++) {
+        e->requests[i].owner = idlest(e);
+        owned[e->requests[i].owner]++;
+    }
     return EEP_OK;
 }
 

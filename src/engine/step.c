@@ -226,9 +226,23 @@ static enum eep_status run_idle(struct eep_engine *e)
     return e->mover != NULL ? eep_mover_between_steps(e, 0) : EEP_OK;
 }
 
+/* Between two steps. A loss in a switch is survived there. */
+static enum eep_status change_members(struct eep_engine *e)
+{
+    uint32_t origins[EEP_MEMBERS_MAX], count;
+
+    EEP_TRY(eep_joiners_hear(e));
+    eep_members_work(e);
+    return eep_members_switching(e, origins, &count) ? eep_engine_switch(e, origins, count)
+                                                     : EEP_OK;
+}
+
 enum eep_status eep_engine_step(struct eep_engine *e, bool *idle_out)
 {
     EEP_TRY(e->broken);
+    if (e->park != NULL) {
+        return EEP_FAIL(EEP_ERR_INVALID, "a parked process makes no steps");
+    }
     if (!e->loaded) {
         return EEP_FAIL(EEP_ERR_INVALID, "the engine's weights are not loaded");
     }
@@ -237,8 +251,8 @@ enum eep_status eep_engine_step(struct eep_engine *e, bool *idle_out)
         const bool leaves = eep_members_leaving(e);
 
         e->broken = e->unfinished > 0 ? run_step(e) : run_idle(e);
-        if (e->broken == EEP_OK) {
-            eep_members_work(e);
+        if (e->broken == EEP_OK && !leaves) {
+            e->broken = change_members(e);
         }
         if (leaves) {
             e->left = true;

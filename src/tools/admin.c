@@ -58,35 +58,29 @@ static int64_t unix_ms(void)
 
 /* ---- what there is to see ---- */
 
-static enum eep_status fill_facts(struct eep_tool_admin *a, const struct eep_engine_facts *f,
-                                  const struct eep_layout *layout)
+/* What this process knows by itself. */
+static void describe(struct eep_tool_admin *a, const struct eep_layout *layout)
 {
     struct eep_admin_status *s = &a->status;
+    struct eep_engine_facts f;
 
-    EEP_TRY(eep_mem_alloc(f->ranks, sizeof(*a->memory), "memory facts", &a->memory));
-    memcpy(a->memory, f->memory, f->ranks * sizeof(*a->memory));
-    a->started = f->ranks;
-    EEP_TRY(eep_mem_alloc(EEP_MAX(f->ranks, EEP_MEMBERS_MAX), sizeof(*a->members), "members",
-                          &a->members));
-    EEP_TRY(eep_mem_alloc(EEP_MAX(layout->seats, EEP_SEATS_MAX), sizeof(*a->seats), "seats",
-                          &a->seats));
-    a->seat_count = layout->seats;
-    snprintf(s->state, sizeof(s->state), "serving");
-    snprintf(s->architecture, sizeof(s->architecture), "%s", f->architecture);
-    s->started_ms = unix_ms();
-    s->moe_layers = f->moe_layers;
-    s->experts = f->experts;
-    s->top_k = f->top_k;
-    s->slots_per_seat = layout->slots_per_seat;
-    if (f->cache_path != NULL) {
-        snprintf(s->cache_path, sizeof(s->cache_path), "%s", f->cache_path);
-        s->cache_bytes = f->cache_bytes;
-        s->cache_kept = f->cache_kept;
-        s->cache_attached = f->cache_attached;
+    if (eep_engine_own_facts(a->engine, &f) != EEP_OK) {
+        eep_log(EEP_LOG_WARN, "admin: the status has gaps: %s", eep_error_text());
     }
-    s->members = a->members;
-    s->seats = a->seats;
-    return EEP_OK;
+    snprintf(s->state, sizeof(s->state), "serving");
+    snprintf(s->architecture, sizeof(s->architecture), "%s", f.architecture);
+    s->started_ms = unix_ms();
+    s->moe_layers = f.moe_layers;
+    s->experts = f.experts;
+    s->top_k = f.top_k;
+    s->slots_per_seat = layout->slots_per_seat;
+    a->seat_count = layout->seats;
+    if (f.cache_path != NULL) {
+        snprintf(s->cache_path, sizeof(s->cache_path), "%s", f.cache_path);
+        s->cache_bytes = f.cache_bytes;
+        s->cache_kept = f.cache_kept;
+        s->cache_attached = f.cache_attached;
+    }
 }
 
 static void show_member(struct eep_tool_admin *a, uint32_t id, uint32_t rank, uint32_t node,
@@ -420,7 +414,7 @@ static void ask_members(struct eep_tool_admin *a, struct eep_admin_request *requ
         .drain = drain,
         .drain_count = (uint32_t)EEP_MIN(request->member_count, (size_t)EEP_MEMBERS_MAX),
         .dry_run = request->dry_run,
-        .leavers_exit = true, /* nothing can call parked ones back yet */
+        .leavers_exit = request->exit,
         .timeout_ns = (uint64_t)request->deadline_s * EEP_NS_PER_S,
     };
 
@@ -690,7 +684,13 @@ static enum eep_status open_endpoint(struct eep_tool_admin *a)
     struct eep_admin_handlers handlers;
     struct eep_engine_look look;
 
+    const bool changes = eep_engine_member_state(a->engine) != NULL;
+
     eep_engine_look(a->engine, &look);
+    describe(a, look.layout);
+    a->status.can =
+        (look.can_rebalance ? (uint32_t)EEP_ADMIN_CAN_REBALANCE : 0u) |
+        (changes ? EEP_ADMIN_CAN_SCALE | EEP_ADMIN_CAN_DRAIN | EEP_ADMIN_CAN_ABORT : 0u);
     EEP_TRY(eep_admin_mailbox_create(&a->mailbox));
     a->rate_ns = eep_clock_ns();
     post_layout(a, &look);
@@ -703,20 +703,24 @@ static enum eep_status open_endpoint(struct eep_tool_admin *a)
 static enum eep_status create(const struct eep_tool_admin_opts *values, struct eep_engine *engine,
                               const struct eep_engine_facts *facts, struct eep_tool_admin **a_out)
 {
-    const bool changes = eep_engine_member_state(engine) != NULL;
-    struct eep_engine_look look;
     struct eep_tool_admin *a;
 
     EEP_TRY(eep_mem_alloc(1, sizeof(*a), "the admin endpoint", &a));
     *a_out = a;
     a->engine = engine;
     a->opts = *values;
-    eep_engine_look(engine, &look);
-    EEP_TRY(fill_facts(a, facts, look.layout));
+    a->started = eep_engine_processes(engine);
+    EEP_TRY(eep_mem_alloc(a->started, sizeof(*a->memory), "memory facts", &a->memory));
+    for (uint32_t r = 0; facts != NULL && r < facts->ranks; r++) {
+        a->memory[r] = facts->memory[r];
+    }
+    EEP_TRY(eep_mem_alloc(EEP_MAX(a->started, EEP_MEMBERS_MAX), sizeof(*a->members), "members",
+                          &a->members));
+    EEP_TRY(eep_mem_alloc(EEP_MAX(eep_engine_seats(engine), EEP_SEATS_MAX), sizeof(*a->seats),
+                          "seats", &a->seats));
+    a->status.members = a->members;
+    a->status.seats = a->seats;
     snprintf(a->status.model, sizeof(a->status.model), "%s", values->model);
-    a->status.can =
-        (look.can_rebalance ? (uint32_t)EEP_ADMIN_CAN_REBALANCE : 0u) |
-        (changes ? EEP_ADMIN_CAN_SCALE | EEP_ADMIN_CAN_DRAIN | EEP_ADMIN_CAN_ABORT : 0u);
     return eep_engine_rank(engine) == 0 ? open_endpoint(a) : EEP_OK;
 }
 
@@ -725,15 +729,18 @@ enum eep_status eep_tool_admin_open(const struct eep_tool_admin_opts *values,
 {
     struct eep_engine_facts facts;
     struct eep_tool_admin *a = NULL;
+    enum eep_status status;
 
     *admin_out = NULL;
     if (values->endpoint == NULL) {
         return EEP_OK;
     }
-    EEP_TRY(eep_engine_facts(engine, &facts));
-    const enum eep_status status =
-        eep_engine_agree(engine, "admin endpoint", create(values, engine, &facts, &a));
-
+    if (eep_engine_is_parked(engine)) {
+        status = create(values, engine, NULL, &a);
+    } else {
+        EEP_TRY(eep_engine_facts(engine, &facts));
+        status = eep_engine_agree(engine, "admin endpoint", create(values, engine, &facts, &a));
+    }
     if (status != EEP_OK) {
         eep_tool_admin_close(a);
         return status;
@@ -742,13 +749,32 @@ enum eep_status eep_tool_admin_open(const struct eep_tool_admin_opts *values,
     return EEP_OK;
 }
 
+static void close_endpoint(struct eep_tool_admin *a)
+{
+    eep_admin_close(a->endpoint);
+    a->endpoint = NULL;
+    eep_admin_mailbox_destroy(a->mailbox);
+    a->mailbox = NULL;
+}
+
+void eep_tool_admin_rest(struct eep_tool_admin *a)
+{
+    if (a == NULL) {
+        return;
+    }
+    close_endpoint(a);
+    eep_admin_request_free(&a->request);
+    a->has_operation = a->is_asked = false;
+    a->layout_posted = false;
+    a->epoch = 0;
+}
+
 void eep_tool_admin_close(struct eep_tool_admin *a)
 {
     if (a == NULL) {
         return;
     }
-    eep_admin_close(a->endpoint);
-    eep_admin_mailbox_destroy(a->mailbox);
+    close_endpoint(a);
     eep_mem_free(a->members);
     eep_mem_free(a->memory);
     eep_admin_request_free(&a->request);

@@ -29,7 +29,8 @@ int eep_tool_admin_check(const struct eep_tool_admin_opts *values,
 
 /**
  * Open the endpoint on rank 0 of an engine that has loaded, if one was asked for; when another
- * process becomes rank 0 it opens it anew. Collective.
+ * process becomes rank 0 it opens it anew. Collective among the ranks; parked processes call it
+ * too.
  *
  * @param admin_out  NULL when none was asked for
  */
@@ -39,6 +40,9 @@ EEP_MUST_CHECK enum eep_status eep_tool_admin_open(const struct eep_tool_admin_o
 
 /** After each step: take commands, show what has changed. Waits for nobody. NULL is allowed. */
 void eep_tool_admin_step(struct eep_tool_admin *admin);
+
+/** This process is no rank any more: another one has the endpoint. NULL is allowed. */
+void eep_tool_admin_rest(struct eep_tool_admin *admin);
 
 /** Before the engine is destroyed. NULL is allowed. */
 void eep_tool_admin_close(struct eep_tool_admin *admin);

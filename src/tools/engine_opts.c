@@ -43,8 +43,14 @@ void eep_engine_opts_table(struct eep_engine_opts *v, struct eep_opt *opts_out)
          "without a pause (default: one a layer)"},
         {"attach-timeout", EEP_OPT_U32, &v->attach_timeout_s, "SECONDS",
          "longest wait for another engine that fills or changes the\ncache (default 300)"},
-        {"on-loss", EEP_OPT_STRING, &v->on_loss, "shrink|stop",
-         "when a rank is lost: the others take over and go on (default),\nor the job stops"},
+        {"on-loss", EEP_OPT_STRING, &v->on_loss, "shrink|respawn|stop",
+         "when a rank is lost: the others take over and go on (default);\nthe same, and a parked "
+         "process takes its place; or the job stops"},
+        {"ep-size", EEP_OPT_U32, &v->ep_size, "N",
+         "begin with N ranks; the other processes are parked until\n'eepctl scale' calls them "
+         "(default: all)"},
+        {"max-ep-size", EEP_OPT_U32, &v->max_ep_size, "N",
+         "make seats for N ranks (default: as many as processes)"},
         {"silent-after", EEP_OPT_U32, &v->silent_after_s, "SECONDS",
          "a rank whose process stands still for so long is killed and\ncounts as lost (default 10; "
          "0: never)"},
@@ -122,15 +128,28 @@ static int balance_policy(const struct eep_engine_opts *v)
     return -1;
 }
 
+/* The mode by its name; -1 if there is none such. */
+static int loss_mode(const struct eep_engine_opts *v)
+{
+    static const char *const names[] = {"stop", "shrink", "respawn"};
+
+    for (int mode = EEP_LOSS_STOP; mode <= EEP_LOSS_RESPAWN; mode++) {
+        if (strcmp(v->on_loss != NULL ? v->on_loss : "shrink", names[mode]) == 0) {
+            return mode;
+        }
+    }
+    return -1;
+}
+
 int eep_engine_opts_check(const struct eep_engine_opts *v, const struct eep_command_help *help)
 {
     if (balance_policy(v) < 0) {
         return eep_opts_wrong(help, "--rebalance-policy must be eep, deepseek or shuffle, not '%s'",
                               v->rebalance_policy);
     }
-    if (v->on_loss != NULL && strcmp(v->on_loss, "shrink") != 0 &&
-        strcmp(v->on_loss, "stop") != 0) {
-        return eep_opts_wrong(help, "--on-loss must be shrink or stop, not '%s'", v->on_loss);
+    if (loss_mode(v) < 0) {
+        return eep_opts_wrong(help, "--on-loss must be shrink, respawn or stop, not '%s'",
+                              v->on_loss);
     }
     if (v->backup != NULL && strcmp(v->backup, "none") != 0 && strcmp(v->backup, "partner") != 0) {
         return eep_opts_wrong(help, "--backup must be none or partner, not '%s'", v->backup);
@@ -173,8 +192,9 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
         .spare_frames = v->spare_frames,
         .attach_timeout_ns = (uint64_t)v->attach_timeout_s * UINT64_C(1000000000),
         .rebalance = v->rebalance,
-        .on_loss =
-            v->on_loss != NULL && strcmp(v->on_loss, "stop") == 0 ? EEP_LOSS_STOP : EEP_LOSS_SHRINK,
+        .on_loss = (enum eep_loss_mode)loss_mode(v),
+        .ep_size = v->ep_size,
+        .max_ep_size = v->max_ep_size,
         .silent_after_ns = (uint64_t)v->silent_after_s * UINT64_C(1000000000),
         .backup = v->backup != NULL && strcmp(v->backup, "partner") == 0 ? EEP_BACKUP_PARTNER
                                                                          : EEP_BACKUP_NONE,
@@ -197,6 +217,8 @@ enum eep_status eep_engine_opts_create(const struct eep_engine_opts *v,
         {v->attach_timeout_s != 0, EEP_ENGINE_ATTACH_TIMEOUT},
         {v->on_loss != NULL, EEP_ENGINE_ON_LOSS},
         {v->silent_after_s != UINT32_MAX, EEP_ENGINE_SILENT_AFTER},
+        {v->ep_size != 0, EEP_ENGINE_EP_SIZE},
+        {v->max_ep_size != 0, EEP_ENGINE_MAX_EP_SIZE},
         {v->backup != NULL, EEP_ENGINE_BACKUP},
     };
 

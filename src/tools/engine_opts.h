@@ -23,10 +23,11 @@ struct eep_engine_opts {
     const char *cache_dir;
     uint32_t spare_frames; /* UINT32_MAX: not given */
     uint32_t attach_timeout_s;
-    const char *on_loss;          /* shrink or stop */
-    uint32_t silent_after_s;      /* UINT32_MAX: not given */
-    const char *backup;           /* none or partner */
-    const char *rebalance_policy; /* eep, deepseek or shuffle */
+    const char *on_loss;           /* shrink, respawn or stop */
+    uint32_t ep_size, max_ep_size; /* 0: not given */
+    uint32_t silent_after_s;       /* UINT32_MAX: not given */
+    const char *backup;            /* none or partner */
+    const char *rebalance_policy;  /* eep, deepseek or shuffle */
     struct eep_rebalance_params rebalance;
 };
 
@@ -34,7 +35,7 @@ struct eep_engine_opts {
  *  own. EEP_ERR_UNSUPPORTED under a plain mpirun. */
 EEP_MUST_CHECK enum eep_status eep_input_path(const char **path_out);
 
-#define EEP_ENGINE_OPT_COUNT 26
+#define EEP_ENGINE_OPT_COUNT 28
 
 /** Write the table of those options into opts_out (EEP_ENGINE_OPT_COUNT entries). */
 void eep_engine_opts_table(struct eep_engine_opts *values, struct eep_opt *opts_out);

@@ -333,6 +333,27 @@ static enum eep_status work_as_first(struct generate *g)
     return EEP_OK;
 }
 
+static void forget_answers(struct generate *g)
+{
+    for (uint64_t i = 0; i < g->capacity; i++) {
+        free(g->answers[i].reason);
+        g->answers[i] = (struct answer){.ended = false};
+    }
+    g->ended = g->leading = g->steps = g->failures = 0;
+    memset(g->ready, 0, sizeof(g->ready));
+}
+
+/* No rank: others read and print. When this process comes back it is told again what has ended. */
+static enum eep_status sit_out(struct generate *g, bool *ended_out)
+{
+    eep_tool_admin_rest(g->admin);
+    eep_stream_close(&g->stream);
+    g->is_first = false;
+    forget_answers(g);
+    EEP_TRY(eep_engine_wait(g->engine, ended_out));
+    return *ended_out ? EEP_OK : take_events(g);
+}
+
 /* Every collective call is a step, which survives a loss. When rank 0 cannot go on, it stops all.
  */
 static enum eep_status run_steps(struct generate *g)
@@ -341,6 +362,10 @@ static enum eep_status run_steps(struct generate *g)
     bool idle = false;
 
     while (!idle) {
+        if (eep_engine_is_parked(g->engine)) {
+            EEP_TRY(sit_out(g, &idle));
+            continue;
+        }
         if (eep_engine_rank(g->engine) == 0 && status == EEP_OK) {
             status = work_as_first(g);
             if (status != EEP_OK) {
@@ -350,6 +375,9 @@ static enum eep_status run_steps(struct generate *g)
         EEP_TRY(eep_engine_step(g->engine, &idle));
         if (eep_engine_has_left(g->engine)) {
             return status;
+        }
+        if (eep_engine_is_parked(g->engine)) {
+            continue;
         }
         eep_tool_admin_step(g->admin);
         EEP_TRY(take_events(g));
@@ -428,7 +456,7 @@ static enum eep_status run(struct generate *g)
 {
     EEP_TRY(prepare(g));
     EEP_TRY(run_steps(g));
-    if (eep_engine_has_left(g->engine)) {
+    if (eep_engine_has_left(g->engine) || eep_engine_is_parked(g->engine)) {
         return EEP_OK;
     }
     if (g->logits_out != NULL) {
@@ -478,9 +506,7 @@ static int end(struct generate *g, enum eep_status status)
     if (g->failures > 0 || g->wrong > 0) {
         exit_status = EEP_EXIT_FAILED;
     }
-    for (uint64_t i = 0; i < g->capacity; i++) {
-        free(g->answers[i].reason);
-    }
+    forget_answers(g);
     free(g->answers);
     free(g->order);
     eep_shared_page_close(g->page, sizeof(*g->page));
