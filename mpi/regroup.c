@@ -359,14 +359,23 @@ static bool is_same(const struct eep_call *call, const struct meeting *m)
            memcmp(call->origins, m->origins, m->count * sizeof(*m->origins)) == 0;
 }
 
-/* A rank goes on waiting when it sees the call of an attempt that it has left before the leader. */
+/* A rank goes on waiting when it sees the call of an attempt that it has left before the leader. A
+ * parked process that is told something else meanwhile is not wanted any more: the leader has died,
+ * and another one speaks. */
 static bool is_wanted(struct eep_wait *wait)
 {
     struct meeting *m = (struct meeting *)wait;
     const struct eep_roster *r = m->world->roster;
 
     eep_roster_pump(m->world);
-    return (is_called(r) && (!is_rank(m->world) || is_same(r->call, m))) || is_late(m);
+    if (is_called(r) && (!is_rank(m->world) || is_same(r->call, m))) {
+        return true;
+    }
+    if (!is_rank(m->world) && eep_roster_has_note(m->world)) {
+        m->verdict.status = EEP_ERR_TIMEOUT;
+        return true;
+    }
+    return is_late(m);
 }
 
 enum eep_status eep_world_regroup(struct eep_xport *xport, const uint32_t *origins, uint32_t count)

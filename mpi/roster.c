@@ -277,6 +277,11 @@ static struct eep_mail **next_note(struct eep_roster *r)
     return at;
 }
 
+bool eep_roster_has_note(const struct eep_world *world)
+{
+    return *next_note(world->roster) != NULL;
+}
+
 bool eep_roster_take(struct eep_xport *xport, uint32_t *from_out, void *data, size_t capacity,
                      size_t *bytes_out)
 {

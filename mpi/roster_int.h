@@ -61,6 +61,9 @@ enum eep_status eep_roster_post(struct eep_world *world, uint32_t origin, int ta
 /** Take in what has come, and note who has died. Makes MPI progress. */
 void eep_roster_pump(struct eep_world *world);
 
+/** A message of the caller waits to be taken. */
+bool eep_roster_has_note(const struct eep_world *world);
+
 /** Parked: answer a call in the middle of something else, unless it names this process. */
 void eep_regroup_answer(struct eep_world *world);
 
