@@ -225,7 +225,7 @@ enum eep_status eep_engine_create(const struct eep_engine_params *params,
                                &e->owned);
     }
     EEP_TRY_GOTO(eep_agree(e->xport, "memory facts", status), destroy);
-    status = eep_threads_set(e->xport, e->threads, &e->threads);
+    status = eep_threads_set(e, e->threads);
     EEP_TRY_GOTO(eep_agree(e->xport, "threads", status), destroy);
     EEP_TRY_GOTO(preflight(e), destroy);
     *engine_out = e;

@@ -125,6 +125,12 @@ struct eep_posts {
     size_t bytes, capacity;
 };
 
+/* What this process may use; `places` is equal for processes that may use the same. */
+struct eep_cores {
+    uint32_t count; /* 0: the number of threads was chosen */
+    uint64_t places;
+};
+
 struct eep_engine {
     /* Parameters, defaults filled in. */
     char *model_dir, *layout_path;
@@ -148,6 +154,7 @@ struct eep_engine {
     struct eep_xport *xport;
     uint32_t processes;      /* that were started */
     uint32_t *start_node_of; /* (processes): nodes are named as at the start */
+    struct eep_cores cores;
     uint32_t start_nodes;
     uint32_t origin; /* this process among them, for life */
     const struct eep_kernels *kernels;
@@ -289,9 +296,11 @@ bool eep_engine_executes(const struct eep_engine *engine, uint32_t seat);
 /* memory.c: refuse what the nodes cannot hold, before anything is taken. Collective. */
 EEP_MUST_CHECK enum eep_status eep_engine_reckon(struct eep_engine *engine);
 
-/* threads.c: set this process's OpenMP team; `wanted` 0 = by the cores. Collective. */
-EEP_MUST_CHECK enum eep_status eep_threads_set(struct eep_xport *xport, uint32_t wanted,
-                                               uint32_t *threads_out);
+/* threads.c */
+/** Find this process's cores, and set its OpenMP team; `wanted` 0 = by the cores. Collective. */
+EEP_MUST_CHECK enum eep_status eep_threads_set(struct eep_engine *engine, uint32_t wanted);
+/** The same cores for other ranks. Collective. */
+EEP_MUST_CHECK enum eep_status eep_threads_share(struct eep_engine *engine);
 /** The same number for all processes of one machine, whatever nodes are pretended. */
 uint64_t eep_threads_machine(void);
 

@@ -74,7 +74,8 @@ enum eep_status eep_park_rest(struct eep_engine *e)
     if (e->xport->topo.rank == EEP_NO_RANK) {
         return eep_park(e);
     }
-    return eep_agree(e->xport, "requests of the ranks", resize(e));
+    EEP_TRY(eep_agree(e->xport, "requests of the ranks", resize(e)));
+    return eep_threads_share(e);
 }
 
 /* ---- loading ---- */

@@ -388,6 +388,7 @@ static enum eep_status take_over(struct eep_engine *e, struct survival *s)
     s->size_tried = e->xport->topo.size;
     s->has_tried = true;
     EEP_TRY(eep_agree(e->xport, "tables of the ranks", resize(e, s)));
+    EEP_TRY(eep_threads_share(e));
     EEP_FAULT("survive.resized");
     EEP_TRY(reseat(e, s));
     name_gone(e, s);

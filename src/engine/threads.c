@@ -16,14 +16,8 @@
 
 #define MAX_THREADS 1024u
 
-/* What this process may use; `places` is equal for processes that may use the same. */
-struct cores {
-    uint32_t count;
-    uint64_t places;
-};
-
 static enum eep_status look_at(hwloc_topology_t topology, hwloc_bitmap_t set,
-                               struct cores *cores_out)
+                               struct eep_cores *cores_out)
 {
     hwloc_const_cpuset_t all = hwloc_topology_get_allowed_cpuset(topology);
     char *text;
@@ -45,7 +39,7 @@ static enum eep_status look_at(hwloc_topology_t topology, hwloc_bitmap_t set,
     return EEP_OK;
 }
 
-static enum eep_status find_cores(struct cores *cores_out)
+static enum eep_status find_cores(struct eep_cores *cores_out)
 {
     enum eep_status status = EEP_FAIL(EEP_ERR_IO, "hwloc cannot read this machine's topology");
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
@@ -81,7 +75,7 @@ uint64_t eep_threads_machine(void)
 }
 
 /* This rank's share of its cores: they are divided by the ranks that may use the same ones. */
-static enum eep_status share_out(struct eep_xport *xport, const struct cores *mine,
+static enum eep_status share_out(struct eep_xport *xport, const struct eep_cores *mine,
                                  uint32_t *threads_out)
 {
     uint64_t *all;
@@ -98,16 +92,23 @@ static enum eep_status share_out(struct eep_xport *xport, const struct cores *mi
     return status;
 }
 
-enum eep_status eep_threads_set(struct eep_xport *xport, uint32_t wanted, uint32_t *threads_out)
+enum eep_status eep_threads_set(struct eep_engine *e, uint32_t wanted)
 {
-    struct cores cores = {.count = 1, .places = eep_threads_machine()};
-
-    if (wanted == 0) {
-        EEP_TRY(eep_agree(xport, "topology", find_cores(&cores)));
-        EEP_TRY(share_out(xport, &cores, &wanted));
-    }
-    *threads_out = EEP_MIN(wanted, MAX_THREADS);
+    e->cores = (struct eep_cores){.count = 0, .places = eep_threads_machine()};
+    e->threads = wanted;
     omp_set_dynamic(0);
-    omp_set_num_threads((int)*threads_out);
+    if (wanted == 0) {
+        EEP_TRY(eep_agree(e->xport, "topology", find_cores(&e->cores)));
+    }
+    return eep_threads_share(e);
+}
+
+enum eep_status eep_threads_share(struct eep_engine *e)
+{
+    if (e->cores.count > 0) {
+        EEP_TRY(share_out(e->xport, &e->cores, &e->threads));
+    }
+    e->threads = EEP_MIN(e->threads, MAX_THREADS);
+    omp_set_num_threads((int)e->threads);
     return EEP_OK;
 }
