@@ -121,6 +121,7 @@ end_job()
     done
     wait "$launch_pid"
     status=$?
+    : >"$run/ended"
     wait "$feed_pid"
     read_counts
     note "the launcher ended with status $status"
@@ -130,7 +131,8 @@ stop_job()
 {
     marked_pids | xargs -r kill -KILL 2>/dev/null
     wait "$launch_pid" 2>/dev/null
-    wait "$feed_pid" 2>/dev/null
+    : >"$run/ended"
+    wait "$feed_pid"
     read_counts
 }
 

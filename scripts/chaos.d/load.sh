@@ -32,7 +32,7 @@ make_answers()
 }
 
 # ---- the process that feeds; its files in $run: in, out (pipes), counts, differ, hang; it obeys to
-# pause and close ----
+# pause, close, ended ----
 
 now_ms()
 {
@@ -114,10 +114,10 @@ feed()
             now_ms
             take_answer "$part$piece"
             part=''
-        elif [ $? -gt 128 ]; then
+        elif [ $? -gt 128 ] && [ ! -e "$run/ended" ]; then
             part+=$piece
         else
-            break
+            break # also where a process is left that could still write
         fi
         look_for_hang
         write_counts
