@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,7 +17,7 @@
 #include "base/mem.h"
 #include "engine/look.h"
 
-#define ROUND_BYTES ((uint64_t)32 << 20) /* to one rank */
+#define ROUND_BYTES ((uint64_t)64 << 20) /* to one rank */
 #define ROUND_EXPERTS 16u
 #define TRIES 3u
 
@@ -309,10 +310,11 @@ static enum eep_status look_at_all(struct eep_engine *e, uint64_t budget_ns)
 {
     struct eep_backup *b = e->backup;
     const uint64_t end_ns = eep_clock_ns() + budget_ns;
-    bool moved = true;
 
-    while (b->in_flight > 0 && moved) {
-        moved = false;
+    /* Also while nothing moves: the other side looks at the same time, and needs the core. */
+    while (b->in_flight > 0) {
+        bool moved = false;
+
         for (uint32_t i = 0; i < b->flight_count; i++) {
             if (!b->flights[i].over) {
                 EEP_TRY(look_at(e, &b->flights[i], &moved));
@@ -320,6 +322,9 @@ static enum eep_status look_at_all(struct eep_engine *e, uint64_t budget_ns)
             if (eep_clock_ns() >= end_ns) {
                 return EEP_OK;
             }
+        }
+        if (!moved) {
+            (void)sched_yield();
         }
     }
     return EEP_OK;
