@@ -75,6 +75,7 @@ static size_t lay_out(struct eep_eplb *b, char *base)
     b->order = take(base, &used, seats, sizeof(*b->order));
     b->best = take(base, &used, slots, sizeof(*b->best));
     b->other = take(base, &used, slots, sizeof(*b->other));
+    b->kept = take(base, &used, slots, sizeof(*b->kept));
     b->keys = take(base, &used, larger, sizeof(*b->keys));
     b->spare = take(base, &used, larger, sizeof(*b->spare));
     for (size_t i = 0; i < sizeof(b->lists) / sizeof(b->lists[0]); i++) {
@@ -311,6 +312,19 @@ static void count_lost(struct eep_eplb *b, const struct eep_eplb_ask *ask,
     }
 }
 
+/* With several nodes, and without slots enough for all experts on two of them. */
+static bool covers(const struct eep_eplb *b, const struct eep_eplb_ask *ask)
+{
+    return b->shape.nodes > 1 && !b->spread && !ask->balance_first;
+}
+
+/* How full a seat may get for fewer experts on one node: no fuller than any is, or than what moves
+ * no more, so that the next plan for the same loads takes nothing back. */
+static int64_t cover_limit(const struct eep_eplb *b)
+{
+    return EEP_MAX(eplb_max_load(b), moves_target(b));
+}
+
 /* From the current map; what was lost comes first. */
 static void plan_moves(struct eep_eplb *b, const struct eep_eplb_ask *ask, bool few,
                        int32_t *map_out, struct eep_eplb_result *result)
@@ -340,14 +354,21 @@ static void plan_moves(struct eep_eplb *b, const struct eep_eplb_ask *ask, bool 
     } else {
         keep(b, ask, EEP_EPLB_NO_GAIN, map_out, result);
     }
+    if (result->verdict == EEP_EPLB_MOVED && covers(b, ask) && b->copies < b->max_copies) {
+        eplb_cover(b, moves_target(b), cover_limit(b));
+        memcpy(map_out, b->in_slot, b->map_slots * sizeof(*map_out));
+    }
 }
 
-static void plan_fresh(struct eep_eplb *b, int32_t *map_out)
+static void plan_fresh(struct eep_eplb *b, const struct eep_eplb_ask *ask, int32_t *map_out)
 {
     eplb_place(b);
     eplb_repair(b);
     b->thrifty = false;
     eplb_improve(b, fresh_target(b));
+    if (covers(b, ask)) {
+        eplb_cover(b, fresh_target(b), cover_limit(b));
+    }
     memcpy(map_out, b->in_slot, b->map_slots * sizeof(*map_out));
 }
 
@@ -357,13 +378,15 @@ static void plan_eep(struct eep_eplb *b, const struct eep_eplb_ask *ask, bool fe
     b->spread = !ask->balance_first && can_spread(b);
     b->max_copies = ask->current != NULL ? ask->max_copies : EEP_EPLB_NO_LIMIT;
     b->work = b->random = 0;
+    b->work_max = ask->current != NULL || covers(b, ask) ? EPLB_WORK_THRIFTY : EPLB_WORK_FRESH;
+    b->pairs_stay = false;
     if (b->spread) {
         b->bound = eplb_choose_counts(b, 2);
     }
     if (ask->current != NULL) {
         plan_moves(b, ask, few, map_out, result);
     } else {
-        plan_fresh(b, map_out);
+        plan_fresh(b, ask, map_out);
     }
 }
 

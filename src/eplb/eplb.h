@@ -61,7 +61,8 @@ struct eep_eplb_ask {
                                part of it; 0 = any gain counts */
     double min_total;       /* keep `current` when fewer tokens were counted in all */
     bool balance_first;     /* EEP_EPLB_EEP: with slots enough for every expert on two nodes, do not
-                               keep two replicas of each where that costs balance */
+                               keep two replicas of each where that costs balance; with fewer, do not
+                               look for plans that leave fewer experts on one node */
 };
 
 enum eep_eplb_verdict {

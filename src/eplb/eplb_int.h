@@ -17,6 +17,10 @@
 #include "eplb/eplb.h"
 
 #define EPLB_NO_SLOT UINT32_MAX
+/* Work, in units of about 1.5 ns; with a budget moves are rarer and cost more. */
+#define EPLB_WORK_FRESH 80000u
+#define EPLB_WORK_THRIFTY 55000u
+#define EPLB_WORK_COVER 12000u
 #define EPLB_SCALE_BITS 40 /* the scaled loads of a layer add up to 2^40 .. 2^41 */
 
 struct eep_eplb {
@@ -36,6 +40,8 @@ struct eep_eplb {
     uint32_t live_slots;  /* usable */
     uint32_t max_copies;  /* the budget; only inserting lost experts may pass it */
     bool spread;          /* enough slots for every expert on two nodes: keep it so */
+    bool pairs_stay;      /* while single experts are covered: no expert goes from two replicas to
+                             one */
     bool thrifty;         /* among moves that reach the goal, the one with the fewest copies */
     int64_t bound;        /* scaled lower bound of the largest seat load */
 
@@ -58,11 +64,13 @@ struct eep_eplb {
     /* ---- scratch ---- */
     int32_t *best;          /* (map slots) the best map so far */
     int32_t *other;         /* (map slots) */
+    int32_t *kept;          /* (map slots) */
     uint64_t *keys, *spare; /* (the larger of map slots, experts) */
     uint32_t *lists[5];     /* (the larger of map slots, experts) */
     float *floats[2];       /* (the larger of map slots, experts) */
     double *seat_loads;     /* (seats) */
     uint64_t work;          /* pairs of slots that the search has looked at */
+    uint64_t work_max;      /* then it ends */
     uint64_t random;        /* counter of the draws */
 };
 
@@ -152,6 +160,12 @@ bool eplb_replace_if_allowed(struct eep_eplb *b, uint32_t slot, int32_t expert);
 /** The best map that the search finds from the state's map; it stops when no seat is fuller than
  * `target`. */
 void eplb_improve(struct eep_eplb *b, int64_t target);
+
+/* ---- cover.c ---- */
+
+/** Turn replicas that balance hardly needs into second ones of experts that only one node has, as
+ * many as leave no seat fuller than `limit`; `target` as for eplb_improve(). For several nodes. */
+void eplb_cover(struct eep_eplb *b, int64_t target, int64_t limit);
 
 /* ---- deepseek.c ---- */
 

@@ -14,9 +14,6 @@
 #include "base/rng.h"
 #include "eplb/eplb_int.h"
 
-/* Units of about 1.5 ns; with a budget moves are rarer and cost more. */
-#define WORK_MAX 80000u
-#define WORK_MAX_THRIFTY 55000u
 #define WORK_PER_MOVE 60u
 #define HALVINGS 6
 
@@ -25,11 +22,6 @@ struct best {
     int64_t max_load;
     uint32_t copies;
 };
-
-static uint64_t work_max(const struct eep_eplb *b)
-{
-    return b->thrifty ? WORK_MAX_THRIFTY : WORK_MAX;
-}
 
 /* Back to a map. */
 static void restart(struct eep_eplb *b, const int32_t *map)
@@ -78,7 +70,7 @@ static void search_goal(struct eep_eplb *b, int64_t target, bool eager, struct b
 {
     int64_t low = target, high = best->max_load;
 
-    for (int i = 0; i < HALVINGS && high - low > target / 4096 && b->work < work_max(b); i++) {
+    for (int i = 0; i < HALVINGS && high - low > target / 4096 && b->work < b->work_max; i++) {
         const int64_t goal = low + (high - low) / 2;
 
         restart(b, b->other);
@@ -130,7 +122,7 @@ static void kick(struct eep_eplb *b)
  * small cases, where a search that always starts from the best stays where it is. */
 static void search_around(struct eep_eplb *b, int64_t target, struct best *best)
 {
-    while (best->max_load > target && b->work < work_max(b)) {
+    while (best->max_load > target && b->work < b->work_max) {
         if (draw(b, 2) != 0) {
             restart(b, b->best);
         }

@@ -200,7 +200,7 @@ bool eplb_may_drop(const struct eep_eplb *b, int32_t expert, uint32_t seat)
         return true;
     }
     if (left == 1) {
-        return !b->spread;
+        return !b->spread && !b->pairs_stay;
     }
     uint32_t node = UINT32_MAX; /* of the replicas that stay */
     for (uint32_t p = b->head[expert]; p != EPLB_NO_SLOT; p = b->next[p]) {

@@ -27,7 +27,7 @@ static const struct eep_command_help help = {
 };
 
 /* The configurations; experts come with the loads. */
-enum config { A, B, B_NODES, B_GROUPS, C, D, CONFIGS };
+enum config { A, B, B_NODES, B_GROUPS, C, C_NODES, D, D_NODES, CONFIGS };
 
 static const struct eep_eplb_shape shapes[CONFIGS] = {
     [A] = {.slots = 130, .seats = 2, .nodes = 1, .groups = 1},
@@ -35,7 +35,9 @@ static const struct eep_eplb_shape shapes[CONFIGS] = {
     [B_NODES] = {.slots = 288, .seats = 32, .nodes = 4, .groups = 1},
     [B_GROUPS] = {.slots = 288, .seats = 32, .nodes = 4, .groups = 8},
     [C] = {.slots = 448, .seats = 64, .nodes = 1, .groups = 1},
+    [C_NODES] = {.slots = 448, .seats = 64, .nodes = 8, .groups = 1},
     [D] = {.slots = 320, .seats = 40, .nodes = 1, .groups = 1},
+    [D_NODES] = {.slots = 320, .seats = 40, .nodes = 5, .groups = 1},
 };
 
 static const uint32_t dead_ranks[] = {5, 17, 33}; /* of D */
@@ -49,6 +51,7 @@ struct row {
     bool dead;
     uint32_t max_copies;     /* a layer */
     double bar_balancedness; /* 0: as near the lower bound as a new layout must be */
+    bool balance_first;      /* whatever is on one node */
 };
 
 #define LOADS_A "loads/a_48x128.json"
@@ -62,29 +65,41 @@ struct row {
 #define ANY EEP_EPLB_NO_LIMIT
 
 static const struct row rows[] = {
-    {"A", OLD, A, NULL, LOADS_A, false, ANY, 0},
-    {"B", OLD, B, NULL, PREFILL, false, ANY, 0},
-    {"B, 4 nodes, 8 groups", OLD, B_GROUPS, NULL, PREFILL, false, ANY, 0},
-    {"C", OLD, C, NULL, LOADS_C, false, ANY, 0},
-    {"D, 3 ranks dead", OLD, D, NULL, LOADS_D, true, ANY, 0},
-    {"A", EEP, A, NULL, LOADS_A, false, ANY, 0},
-    {"B", EEP, B, NULL, PREFILL, false, ANY, 0},
-    {"B, 4 nodes", EEP, B_NODES, NULL, PREFILL, false, ANY, 0},
-    {"B, answers", EEP, B, NULL, DECODE, false, ANY, 0},
-    {"C", EEP, C, NULL, LOADS_C, false, ANY, 0},
-    {"D", EEP, D, NULL, LOADS_D, false, ANY, 0},
-    {"D, 3 ranks dead", EEP, D, NULL, LOADS_D, true, ANY, 0},
-    {"B drift: recompute", OLD, B, PREFILL, DRIFTED, false, ANY, 0},
-    {"B drift: 8 copies", EEP, B, PREFILL, DRIFTED, false, 8, 0.96},
-    {"B drift: 31 copies", EEP, B, PREFILL, DRIFTED, false, 31, 0.9935},
-    {"B drift: 31, 4 nodes", EEP, B_NODES, PREFILL, DRIFTED, false, 31, 0.9935},
-    {"B drift: 55 copies", EEP, B, PREFILL, DRIFTED, false, 55, 0.999},
-    {"B drift: no limit", EEP, B, PREFILL, DRIFTED, false, ANY, 0},
-    {"B prompts to answers", EEP, B, PREFILL, DECODE, false, 31, 0.981},
-    {"A drift: 2 copies", EEP, A, LOADS_A, "loads/a_48x128_noise10.json", false, 2, 0.999},
-    {"C drift: 63 copies", EEP, C, LOADS_C, "loads/c_61x384_noise10.json", false, 63, 0.994},
-    {"D loses 3: least", EEP, D, LOADS_D, LOADS_D, true, 0, 0.693},
-    {"D loses 3: 71 copies", EEP, D, LOADS_D, LOADS_D, true, 71, 0.994},
+    {"A", OLD, A, NULL, LOADS_A, false, ANY, 0, false},
+    {"B", OLD, B, NULL, PREFILL, false, ANY, 0, false},
+    {"B, 4 nodes, 8 groups", OLD, B_GROUPS, NULL, PREFILL, false, ANY, 0, false},
+    {"C", OLD, C, NULL, LOADS_C, false, ANY, 0, false},
+    {"D, 3 ranks dead", OLD, D, NULL, LOADS_D, true, ANY, 0, false},
+    {"A", EEP, A, NULL, LOADS_A, false, ANY, 0, false},
+    {"B", EEP, B, NULL, PREFILL, false, ANY, 0, false},
+    {"B, 4 nodes", EEP, B_NODES, NULL, PREFILL, false, ANY, 0, false},
+    {"B, 4 nodes, as is", EEP, B_NODES, NULL, PREFILL, false, ANY, 0, true},
+    {"B, answers, 4 nodes", EEP, B_NODES, NULL, DECODE, false, ANY, 0, false},
+    {"B, answers, 4 nodes, as is", EEP, B_NODES, NULL, DECODE, false, ANY, 0, true},
+    {"C, 8 nodes", EEP, C_NODES, NULL, LOADS_C, false, ANY, 0, false},
+    {"C, 8 nodes, as is", EEP, C_NODES, NULL, LOADS_C, false, ANY, 0, true},
+    {"D, 5 nodes", EEP, D_NODES, NULL, LOADS_D, false, ANY, 0, false},
+    {"D, 5 nodes, as is", EEP, D_NODES, NULL, LOADS_D, false, ANY, 0, true},
+    {"B, answers", EEP, B, NULL, DECODE, false, ANY, 0, false},
+    {"C", EEP, C, NULL, LOADS_C, false, ANY, 0, false},
+    {"D", EEP, D, NULL, LOADS_D, false, ANY, 0, false},
+    {"D, 3 ranks dead", EEP, D, NULL, LOADS_D, true, ANY, 0, false},
+    {"B drift: recompute", OLD, B, PREFILL, DRIFTED, false, ANY, 0, false},
+    {"B drift: 8 copies", EEP, B, PREFILL, DRIFTED, false, 8, 0.96, false},
+    {"B drift: 31 copies", EEP, B, PREFILL, DRIFTED, false, 31, 0.9935, false},
+    {"B drift: 31, 4 nodes", EEP, B_NODES, PREFILL, DRIFTED, false, 31, 0.9935, false},
+    {"B drift: 31, 4 nodes, as is", EEP, B_NODES, PREFILL, DRIFTED, false, 31, 0.9935, true},
+    {"B drift: 55, 4 nodes", EEP, B_NODES, PREFILL, DRIFTED, false, 55, 0.999, false},
+    {"B drift: 55, 4 nodes, as is", EEP, B_NODES, PREFILL, DRIFTED, false, 55, 0.999, true},
+    {"B drift, 4 nodes", EEP, B_NODES, PREFILL, DRIFTED, false, ANY, 0, false},
+    {"B drift, 4 nodes, as is", EEP, B_NODES, PREFILL, DRIFTED, false, ANY, 0, true},
+    {"B drift: 55 copies", EEP, B, PREFILL, DRIFTED, false, 55, 0.999, false},
+    {"B drift: no limit", EEP, B, PREFILL, DRIFTED, false, ANY, 0, false},
+    {"B prompts to answers", EEP, B, PREFILL, DECODE, false, 31, 0.981, false},
+    {"A drift: 2 copies", EEP, A, LOADS_A, "loads/a_48x128_noise10.json", false, 2, 0.999, false},
+    {"C drift: 63 copies", EEP, C, LOADS_C, "loads/c_61x384_noise10.json", false, 63, 0.994, false},
+    {"D loses 3: least", EEP, D, LOADS_D, LOADS_D, true, 0, 0.693, false},
+    {"D loses 3: 71 copies", EEP, D, LOADS_D, LOADS_D, true, 71, 0.994, false},
 };
 
 #define BAR_OVER 0.0005        /* above the lower bound, mean of the layers */
@@ -95,6 +110,7 @@ static const struct row rows[] = {
 struct figures {
     double balancedness, worst, over, worst_over, us_per_layer;
     double copies, least_copies; /* a layer; the least: experts that had no live slot */
+    double single;               /* experts of a layer that only one node has */
     uint32_t doubled;
 };
 
@@ -175,6 +191,7 @@ static void sum_up(const struct eep_eplb_result *results, uint32_t layers, struc
         copies += r->copies;
         lost += r->lost;
         f->doubled += r->doubled;
+        f->single += (double)r->single_node / layers;
     }
     f->copies = (double)copies / layers;
     f->least_copies = (double)lost / layers;
@@ -201,7 +218,8 @@ static enum eep_status measure(const struct bench_eplb *bench, const struct row 
                                 .loads = loads->loads,
                                 .failed = row->dead ? w->failed : NULL,
                                 .current = row->before != NULL ? w->current : NULL,
-                                .max_copies = row->max_copies};
+                                .max_copies = row->max_copies,
+                                .balance_first = row->balance_first};
     for (uint32_t i = 0; i < bench->repeats; i++) {
         const uint64_t start = cpu_ns();
 
@@ -265,6 +283,9 @@ static enum eep_status print_json(const struct row *row, const struct figures *f
     if (json != NULL && row->before != NULL) {
         json_object_set_new(json, "copies_per_layer", json_real(f->copies));
     }
+    if (json != NULL && shapes[row->config].nodes > 1) {
+        json_object_set_new(json, "on_one_node_per_layer", json_real(f->single));
+    }
     const bool written = json != NULL && json_dumpf(json, stdout, JSON_COMPACT) == 0;
     json_decref(json);
     putchar('\n');
@@ -287,7 +308,7 @@ static void print_text(const struct row *row, const struct figures *f)
 {
     const struct bars bars = bars_of(row, f);
 
-    printf("%-20s %-8s", row->name, policy_name(row));
+    printf("%-27s %-8s", row->name, policy_name(row));
     print_figure("even", f->balancedness, bars.balancedness, ">=", 6, 4);
     print_figure("over %", 100.0 * f->over, 100.0 * bars.over, "<=", 7, 3);
     print_figure("worst", 100.0 * f->worst_over, 100.0 * bars.worst_over, "<=", 7, 3);
@@ -297,6 +318,9 @@ static void print_text(const struct row *row, const struct figures *f)
         printf("  %-23s", "");
     }
     print_figure("us", f->us_per_layer, bars.us_per_layer, "<=", 5, 1);
+    if (shapes[row->config].nodes > 1) {
+        printf("  on one node %5.1f", f->single);
+    }
     printf(" %s\n", is_met(row, f) ? "met" : "NOT MET");
 }
 
