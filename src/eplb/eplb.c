@@ -312,10 +312,12 @@ static void count_lost(struct eep_eplb *b, const struct eep_eplb_ask *ask,
     }
 }
 
-/* With several nodes, and without slots enough for all experts on two of them. */
+/* With several nodes and slots for replicas, but not enough of them for all experts on two nodes.
+ */
 static bool covers(const struct eep_eplb *b, const struct eep_eplb_ask *ask)
 {
-    return b->shape.nodes > 1 && !b->spread && !ask->balance_first;
+    return b->shape.nodes > 1 && b->live_slots > b->shape.experts && !b->spread &&
+           !ask->balance_first;
 }
 
 /* How full a seat may get for fewer experts on one node: no fuller than any is, or than what moves
