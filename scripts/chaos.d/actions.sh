@@ -149,7 +149,7 @@ begin_operation() # KIND ARGUMENTS ...
     [ $((c % 2)) = 0 ] || wait $!
 }
 
-# Who leaves is parked where this eep can grow, and can come back; else it ends.
+# Who leaves is parked and can come back; one in eight ends.
 leavers() { if [ $((c % 8)) = 0 ]; then echo --exit; fi; }
 
 do_drain()
@@ -179,7 +179,7 @@ do_scale-down()
     begin_operation scale_down scale --to $((to > 1 ? to : 1)) $(leavers)
 }
 
-do_scale-up() { begin_operation scale_up scale --to $(($(serving) + 1 + a % 2)); }
+do_scale-up() { begin_operation scale_up scale --to $(($(serving) + 1 + (a % 4 == 0))); }
 
 do_rebalance() { begin_operation rebalance rebalance; }
 

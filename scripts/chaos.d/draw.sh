@@ -43,8 +43,11 @@ draw_phase() # PHASE
     [ "$cache" != off ] || rebalance_every=0 # experts move within a cache only
     draw 3 && silent_after=$((1 + drawn))
     draw 2 && redundant=$((drawn * 16))
+    on_loss=shrink backup=none
+    draw 2 && [ "$drawn" = 0 ] || on_loss=respawn
+    draw 2 && [ "$drawn" = 0 ] || [ "$node_size" = 0 ] || backup=partner
     settings="ranks $ranks, parked $parked, node size $node_size, cache $cache, rebalance every \
-$rebalance_every, silent after $silent_after, redundant $redundant"
+$rebalance_every, silent after $silent_after, redundant $redundant, on loss $on_loss, backup $backup"
 }
 
 # The k-th action: its kind, three numbers that it uses as it needs, the time before it (ms).

@@ -13,8 +13,6 @@ ctl() # ARGUMENTS ...
     timeout -k 5 "$deadline" "$build/eepctl" --endpoint "unix:$run/admin/s" "$@"
 }
 
-can_grow() { "$build/eep" generate --help | grep -q -- '--ep-size'; }
-
 # ---- processes: those with this run's mark in their environment ----
 
 variable_of() # PID NAME: into `value`
@@ -53,14 +51,11 @@ launchers()
 
 job_options()
 {
-    options=(--weight-cache "$cache" --silent-after "$silent_after" --redundant-experts "$redundant")
+    options=(--ep-size "$ranks" --weight-cache "$cache" --silent-after "$silent_after"
+        --redundant-experts "$redundant" --on-loss "$on_loss" --backup "$backup")
     [ "$cache" = off ] || options+=(--cache-dir "$cache_dir")
     [ "$rebalance_every" = 0 ] || options+=(--rebalance-every "$rebalance_every" --rebalance-policy shuffle)
-    start_ranks=$ranks
-    if can_grow; then
-        options+=(--ep-size "$ranks")
-        start_ranks=$((ranks + parked))
-    fi
+    start_ranks=$((ranks + parked))
 }
 
 start_job() # NAME
@@ -76,7 +71,7 @@ start_job() # NAME
     : >"$run/stamp"
     job_options
     [ "$node_size" = 0 ] || nodes=(--node-size "$node_size")
-    EEP_CHAOS=$mark TMPDIR=$run/tmp EEP_LOG=info "$build/eep" launch -n "$start_ranks" "${nodes[@]}" \
+    EEP_CHAOS=$mark TMPDIR=$run/tmp EEP_LOG=info EEP_TIMEOUT=$((deadline / 2)) "$build/eep" launch -n "$start_ranks" "${nodes[@]}" \
         --restarts 100000 -- generate --model "$model" --prompts-file - --json --unordered \
         --admin "unix:$run/admin/s" "${options[@]}" <"$run/in" >"$run/out" 2>"$run/err" &
     launch_pid=$!
@@ -169,12 +164,20 @@ note_shm()
     done | sort -u >>"$run/shm-names"
 }
 
+# The number of the process that is rank 0 now, into `leader`.
+find_leader()
+{
+    leader=$(ctl status --json 2>/dev/null | jq '.members[] | select(.rank == 0 and .state == "serving").id')
+    leader=${leader:-${numbers[0]-}}
+}
+
 # What the ranks have now counts as what they may have; rank 0 has more, and may be another later.
 sample_baseline()
 {
-    local role number count
+    local role number count leader
+    find_leader
     for number in "${numbers[@]}"; do
-        role=$((number == numbers[0] ? 0 : 1))
+        role=$((number == leader ? 0 : 1))
         count=$(descriptors "${pids[number]}")
         [ "$count" -le "${baseline[role]:-0}" ] || baseline[role]=$count
     done
@@ -184,11 +187,12 @@ sample_baseline()
 # Descriptors beyond those of the start, over all ranks that are alive, into `grown`.
 descriptors_grown()
 {
-    local role number count
+    local role number count leader
     grown=0
     find_ranks
+    find_leader
     for number in "${numbers[@]}"; do
-        role=$((number == numbers[0] ? 0 : 1))
+        role=$((number == leader ? 0 : 1))
         count=$(descriptors "${pids[number]}")
         note "rank $number has $count descriptors"
         [ "$count" -le "${baseline[role]:-$count}" ] || grown=$((grown + count - baseline[role]))
@@ -209,18 +213,26 @@ processes_left()
     done
 }
 
-# Files of eep that are there after the end, into `left_files`; those of Open MPI into `left_mpi`.
+# One a line, into the log: how many.
+lines_left() # WHAT LINES
+{
+    [ -z "$2" ] || note "LEFT: $1:" $2
+    printf %s "$2" | grep -c .
+}
+
+# What is there after the end, into `left_files`, `left_names`, `left_caches`; and of Open MPI's own
+# into `left_mpi`.
 files_left()
 {
     local list
-    list=$(find /dev/shm -maxdepth 1 -user "$(id -u)" -newer "$run/stamp" \
-        \( -name 'eep-node-*' -o -name 'eep-page-*' \) -mmin +0.05
-        find "$run/tmp" -maxdepth 1 -name 'eep-*'
-        [ "$cache" = keep ] || find "$cache_dir" -mindepth 1 ! -name .lock 2>/dev/null
-        find "$cache_dir" -maxdepth 1 -name '.new-*' -o -maxdepth 1 -name '.drop-*' 2>/dev/null
-        find "$run/admin" -type s)
-    left_files=$(printf %s "$list" | grep -c .)
-    [ "$left_files" = 0 ] || note "LEFT: files" $list
+    left_files=$(lines_left files "$(find "$run/tmp" -maxdepth 1 -name 'eep-*'
+        find "$cache_dir" -maxdepth 1 \( -name '.new-*' -o -name '.drop-*' \) 2>/dev/null
+        find "$run/admin" -type s)")
+    left_names=$(lines_left names "$(find /dev/shm -maxdepth 1 -user "$(id -u)" -newer "$run/stamp" \
+        \( -name 'eep-node-*' -o -name 'eep-page-*' \) -mmin +0.05)")
+    left_caches=0
+    [ "$cache" = keep ] || left_caches=$(lines_left caches "$(find "$cache_dir" -mindepth 1 \
+        -maxdepth 1 -name 'eep-*' 2>/dev/null)")
     list=$(sort -u "$run/shm-names" | grep -E '^/dev/shm/(sm_segment|osc_sm|vader)' | xargs -r ls -d 2>/dev/null)
     left_mpi=$(printf %s "$list" | grep -c .)
     printf '%s\n' "$list" | xargs -r rm -f

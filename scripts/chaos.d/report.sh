@@ -64,7 +64,10 @@ add_job()
     add descriptors "$grown"
     add processes_left "$left_processes"
     add files_left "$left_files"
+    add names_left "$left_names"
+    add caches_left "$left_caches"
     add mpi_files_left "$left_mpi"
+    add mpi_stalls "$(grep -c 'does not return: a rank may' "$run/err")"
     add hung_operations "$(grep -c ' hung$' "$run/outcomes")"
     add fenced_alive "$(grep -c '^fenced' "$run/outcomes")"
     cat "$run/outcomes" >>"$log_dir/outcomes"
@@ -101,8 +104,8 @@ sums_json()
     operations=$(sort "$log_dir/outcomes" 2>/dev/null | uniq -c |
         awk '{ printf "%s\"%s %s\":%d", (NR > 1 ? "," : ""), $2, $3, $1 }')
     printf '{"seed":%s,"seconds":%s,%s%s"failures":%s,"done":{%s},"operations":{%s}}\n' "$seed" \
-        $((SECONDS - begin)) "$(pairs requests answers actions restarts losses longest_ms mpi_files_left \
-            cycles_done)" "$(pairs "${ZEROES[@]}")" "$(failures)" "${actions%,}" "$operations"
+        $((SECONDS - begin)) "$(pairs requests answers actions restarts losses longest_ms mpi_stalls \
+            names_left caches_left mpi_files_left cycles_done)" "$(pairs "${ZEROES[@]}")" "$(failures)" "${actions%,}" "$operations"
 }
 
 # In words, and as JSON; the status of this program.
@@ -145,8 +148,8 @@ cycle() { ctl scale --to $((ranks - 1)) >>"$run/cycles" 2>&1 && ctl scale --to "
 run_cycles()
 {
     local i first=0 memory=0
-    can_grow || die "this eep cannot grow: no cycles"
     phase=0 ranks=4 parked=0 node_size=0 cache=job rebalance_every=0 silent_after=10 redundant=0
+    on_loss=shrink backup=none
     settings='cycles'
     start_job cycles
     wait_answers 30
