@@ -16,6 +16,7 @@ strike() # SIGNAL RANK ...
     for number in "$@"; do
         note "  SIG$signal to rank $number (process ${pids[number]})"
         kill -s "$signal" "${pids[number]}" 2>/dev/null
+        [ "$signal" = STOP ] || echo "${pids[number]}" >>"$run/struck"
     done
     count "SIG$signal" $#
 }

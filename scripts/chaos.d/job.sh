@@ -67,6 +67,7 @@ start_job() # NAME
     mkfifo "$run/in" "$run/out"
     echo 0 0 0 0 0 0 0 >"$run/counts"
     : >"$run/outcomes"
+    : >"$run/struck"
     : >"$run/shm-names"
     : >"$run/stamp"
     job_options
@@ -197,6 +198,24 @@ descriptors_grown()
         note "rank $number has $count descriptors"
         [ "$count" -le "${baseline[role]:-$count}" ] || grown=$((grown + count - baseline[role]))
     done
+}
+
+# Crashes that nobody asked for, by whose code it was in: `crashes` of eep, `mpi_crashes`. Open MPI's
+# handler of signals tells the stack; the first function that is not the C library's counts.
+find_crashes()
+{
+    local list
+    list=$(awk -v struck="$(tr '\n' ' ' <"$run/struck")" '
+        BEGIN { split(struck, pids, " "); for (i in pids) asked[pids[i]] = 1 }
+        /^\[[^][]*:[0-9]+\] / { pid = $1; gsub(/.*:|\]/, "", pid); pid += 0 }
+        /^\[[^][]*:[0-9]+\] \[ *[0-9]+\] / && !/\/libc\.so|linux-vdso/ && !(pid in asked) && !(pid in where) {
+            where[pid] = $0 ~ /libmpi|libopen-pal|libpmix|libevent|libprrte/ ? "mpi" : "eep"
+            print where[pid], $0
+        }
+        /ERROR: [A-Z][a-z]*Sanitizer|: runtime error: / { print "eep", $0 }' "$run/err")
+    crashes=$(grep -c '^eep' <<<"$list")
+    mpi_crashes=$(grep -c '^mpi' <<<"$list")
+    [ -z "$list" ] || note "CRASHES: $list"
 }
 
 # Processes of the job that are there 5 s after its end, into `left_processes`.

@@ -61,6 +61,9 @@ add_job()
     most longest_ms "$longest_ms"
     add restarts "$(starts)"
     add losses "$(grep -c 'ranks go on: noticed' "$run/err")"
+    find_crashes
+    add crashes "$crashes"
+    add mpi_crashes "$mpi_crashes"
     add descriptors "$grown"
     add processes_left "$left_processes"
     add files_left "$left_files"
@@ -75,7 +78,7 @@ add_job()
 }
 
 # What must be 0.
-ZEROES=(differ lost twice strange hangs bad_ends hung_operations fenced_alive descriptors processes_left
+ZEROES=(differ lost twice strange hangs crashes bad_ends hung_operations fenced_alive descriptors processes_left
     files_left bad_caches memory_grown)
 
 failures()
@@ -104,7 +107,7 @@ sums_json()
     operations=$(sort "$log_dir/outcomes" 2>/dev/null | uniq -c |
         awk '{ printf "%s\"%s %s\":%d", (NR > 1 ? "," : ""), $2, $3, $1 }')
     printf '{"seed":%s,"seconds":%s,%s%s"failures":%s,"done":{%s},"operations":{%s}}\n' "$seed" \
-        $((SECONDS - begin)) "$(pairs requests answers actions restarts losses longest_ms mpi_stalls \
+        $((SECONDS - begin)) "$(pairs requests answers actions restarts losses longest_ms mpi_crashes mpi_stalls \
             names_left caches_left mpi_files_left cycles_done)" "$(pairs "${ZEROES[@]}")" "$(failures)" "${actions%,}" "$operations"
 }
 
@@ -131,15 +134,18 @@ resident_kb() # PID
     awk '/^VmRSS/ { print $2 }' "/proc/$1/status" 2>/dev/null
 }
 
-# Memory of the ranks that stay, in kB, into `memory`.
-sample_memory()
+# Memory of all ranks, in kB, into `memory`.
+sample_memory() # CYCLES
 {
-    local number
+    local number kb each=()
     memory=0
     find_ranks
     for number in "${numbers[@]}"; do
-        memory=$((memory + $(resident_kb "${pids[number]}")))
+        kb=$(resident_kb "${pids[number]}")
+        each+=("$kb")
+        memory=$((memory + kb))
     done
+    note "resident after $1 cycles: ${each[*]} kB"
 }
 
 cycle() { ctl scale --to $((ranks - 1)) >>"$run/cycles" 2>&1 && ctl scale --to "$ranks" >>"$run/cycles" 2>&1; }
@@ -155,17 +161,17 @@ run_cycles()
     wait_answers 30
     for ((i = 0; i < cycles + 5; i++)); do
         if [ "$i" = 5 ]; then
-            sample_memory
+            sample_memory "$i"
             first=$memory
             sample_baseline
         fi
         cycle || { note "CYCLE $i fails: $(tail -n 1 "$run/cycles")" && add bad_ends 1 && break; }
         read_counts
         wait_answers $((answered + 5)) || break
+        [ $((i % 10)) != 9 ] || sample_memory $((i + 1))
     done
     add cycles_done $((i - 5))
-    sample_memory
-    note "memory: $first kB after 5 cycles, $memory kB after $i"
+    sample_memory "$i"
     [ $((memory * 100)) -le $((first * 105)) ] || add memory_grown $((memory - first))
     finish_job
 }
