@@ -363,6 +363,27 @@ enum eep_status eep_cache_pack(struct eep_engine *e, struct eep_wcache_frame fra
     return eep_wcache_frame_end(e->cache, frame, layer, expert, NULL, NULL);
 }
 
+/* From this rank's own backup; false: it holds none, or a damaged one. */
+static bool unpack_backup(struct eep_engine *e, struct eep_wcache_frame frame, uint32_t layer,
+                          struct eep_expert expert)
+{
+    struct eep_wcache_content content;
+    const void *held = eep_backup_find(e, layer, expert, &content);
+    void *bytes;
+
+    if (held == NULL || eep_wcache_frame_begin(e->cache, frame, &bytes) != EEP_OK) {
+        return false;
+    }
+    memcpy(bytes, held, e->frame_bytes);
+    if (eep_wcache_frame_end(e->cache, frame, layer, expert, &content, NULL) != EEP_OK) {
+        eep_log(EEP_LOG_WARN, "expert %u of MoE layer %u is read from the checkpoint again: %s",
+                expert.id, layer, eep_error_text());
+        return false;
+    }
+    eep_log(EEP_LOG_DEBUG, "expert %u of MoE layer %u is filled from the backup", expert.id, layer);
+    return true;
+}
+
 static enum eep_status fill_slot(struct eep_engine *e, uint32_t layer, struct eep_slot slot)
 {
     const struct eep_expert expert = {(uint32_t)eep_layout_expert(e->layout, layer, slot)};
@@ -372,7 +393,8 @@ static enum eep_status fill_slot(struct eep_engine *e, uint32_t layer, struct ee
         eep_wcache_slot_filled(e->cache, layer, slot)) {
         return EEP_OK;
     }
-    return eep_cache_pack(e, frame, layer, expert);
+    return unpack_backup(e, frame, layer, expert) ? EEP_OK
+                                                  : eep_cache_pack(e, frame, layer, expert);
 }
 
 static enum eep_status load_seat(struct eep_engine *e, struct eep_seat seat)
