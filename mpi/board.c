@@ -5,8 +5,12 @@
  * be lost with its holder.
  *
  * Each real node has its own window, and so has each pretended one.
+ *
+ * MPI does not take a spawned process for one of this machine, and makes no such window with it.
+ * Then the board is a region of the node's segment, to which the same holds.
  */
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -22,9 +26,32 @@ struct eep_board {
     size_t bytes;
     MPI_Comm comm; /* the ranks of the node */
     MPI_Win window;
+    unsigned char *region; /* (mapped_bytes), or NULL: there is a window */
+    size_t mapped_bytes;
+    uint64_t region_offset;
 };
 
-static enum eep_status open_window(struct eep_board *board)
+static enum eep_status open_region(struct eep_board *board)
+{
+    struct eep_world *world = board->world;
+
+    board->mapped_bytes = eep_round_up(EEP_MAX(board->bytes, (size_t)1), EEP_PAGE);
+    EEP_TRY(eep_node_map(world, board->what, board->mapped_bytes, &board->region_offset,
+                         &board->region));
+    return eep_control_agree(
+        world, board->what,
+        eep_node_reserve(world, board->what, board->region_offset, board->mapped_bytes));
+}
+
+static void close_region(struct eep_board *board)
+{
+    if (board->world->xport.topo.node_rank == AUTHORITY) {
+        eep_node_release(board->world, board->region_offset, board->mapped_bytes);
+    }
+    (void)munmap(board->region, board->mapped_bytes);
+}
+
+static enum eep_status make_window(struct eep_board *board)
 {
     struct eep_world *world = board->world;
     const struct eep_topology *topo = &world->xport.topo;
@@ -46,6 +73,17 @@ static enum eep_status open_window(struct eep_board *board)
     return EEP_OK;
 }
 
+static enum eep_status open_window(struct eep_board *board)
+{
+    eep_watch_begin(board->what, EEP_MIN(board->world->timeout_ns, OPEN_NS), 1);
+    eep_ulfm_quiet(true);
+    const enum eep_status status = make_window(board);
+    eep_ulfm_quiet(false);
+    eep_watch_end();
+    /* And nobody looks at it before it is zeroed. */
+    return eep_control_agree(board->world, board->what, status);
+}
+
 enum eep_status eep_board_open(struct eep_xport *xport, const char *what, size_t bytes,
                                struct eep_board **board_out)
 {
@@ -61,13 +99,7 @@ enum eep_status eep_board_open(struct eep_xport *xport, const char *what, size_t
                                     .bytes = bytes,
                                     .comm = MPI_COMM_NULL,
                                     .window = MPI_WIN_NULL};
-        eep_watch_begin(what, EEP_MIN(world->timeout_ns, OPEN_NS), 1);
-        eep_ulfm_quiet(true);
-        status = open_window(board);
-        eep_ulfm_quiet(false);
-        eep_watch_end();
-        /* And nobody looks at it before it is zeroed. */
-        status = eep_control_agree(world, what, status);
+        status = world->outgrown ? open_region(board) : open_window(board);
     }
     if (status != EEP_OK) {
         eep_mem_free(board); /* what MPI made is left to the process's end */
@@ -85,6 +117,10 @@ static void check_range(const struct eep_board *board, size_t offset, size_t byt
 enum eep_status eep_board_put(struct eep_board *board, size_t offset, const void *in, size_t bytes)
 {
     check_range(board, offset, bytes);
+    if (board->region != NULL) {
+        memcpy(board->region + offset, in, bytes);
+        return EEP_OK;
+    }
     EEP_MPI_TRY(board->world, board->what,
                 MPI_Put(in, (int)bytes, MPI_BYTE, AUTHORITY, (MPI_Aint)offset, (int)bytes, MPI_BYTE,
                         board->window));
@@ -95,6 +131,10 @@ enum eep_status eep_board_put(struct eep_board *board, size_t offset, const void
 enum eep_status eep_board_get(struct eep_board *board, size_t offset, void *out, size_t bytes)
 {
     check_range(board, offset, bytes);
+    if (board->region != NULL) {
+        memcpy(out, board->region + offset, bytes);
+        return EEP_OK;
+    }
     EEP_MPI_TRY(board->world, board->what,
                 MPI_Get(out, (int)bytes, MPI_BYTE, AUTHORITY, (MPI_Aint)offset, (int)bytes,
                         MPI_BYTE, board->window));
@@ -107,6 +147,10 @@ enum eep_status eep_board_add(struct eep_board *board, size_t offset, uint64_t v
 {
     check_range(board, offset, sizeof(value));
     EEP_ASSERT(offset % sizeof(value) == 0);
+    if (board->region != NULL) {
+        *before_out = atomic_fetch_add((_Atomic uint64_t *)(void *)(board->region + offset), value);
+        return EEP_OK;
+    }
     EEP_MPI_TRY(board->world, board->what,
                 MPI_Fetch_and_op(&value, before_out, MPI_UINT64_T, AUTHORITY, (MPI_Aint)offset,
                                  MPI_SUM, board->window));
@@ -119,7 +163,9 @@ void eep_board_close(struct eep_board *board)
     if (board == NULL) {
         return;
     }
-    if (board->world->broken == EEP_OK) { /* else MPI_Win_free() could wait for the dead */
+    if (board->region != NULL) {
+        close_region(board);
+    } else if (board->world->broken == EEP_OK) { /* else MPI_Win_free() could wait for the dead */
         eep_watch_begin(board->what, CLOSE_NS, 1);
         (void)MPI_Win_unlock_all(board->window);
         (void)MPI_Win_free(&board->window);

@@ -71,17 +71,19 @@ struct eep_world {
     uint64_t silent_after_ns; /* or EEP_NEVER_NS */
     uint64_t answer_ns;       /* for all to be ready to regroup */
     struct eep_node node;
-    uint32_t *node_of;      /* (size) */
-    uint32_t *node_rank_of; /* (size): place of each rank within its node */
-    uint32_t *node_ranks;   /* (node_size): world ranks of this node */
-    bool *is_here;          /* (size): on this machine */
-    uint32_t *origin_of;    /* (size) */
-    uint32_t node_size;     /* pretended nodes: ranks of each; 0: real ones */
-    uint32_t origin;        /* rank at the start of the job */
-    uint32_t losses;        /* worlds before this one */
-    uint32_t was;           /* rank in the last world that all ranks of it had joined */
-    bool death;             /* a rank of this world ended without leaving */
-    enum eep_status broken; /* EEP_OK, or why no collective call can work any more */
+    uint32_t *node_of;           /* (size) */
+    uint32_t *node_rank_of;      /* (size): place of each rank within its node */
+    uint32_t *node_ranks;        /* (node_size): world ranks of this node */
+    bool *is_here;               /* (size): on this machine */
+    uint32_t *origin_of;         /* (size) */
+    uint32_t node_size;          /* pretended nodes: ranks of each; 0: real ones */
+    uint32_t origin;             /* rank at the start of the job */
+    uint32_t losses;             /* worlds that ended by one */
+    bool outgrown;               /* MPI_COMM_WORLD is not all of the job */
+    struct eep_spawn_try *spawn; /* under way, or NULL */
+    uint32_t was;                /* rank in the last world that all ranks of it had joined */
+    bool death;                  /* a rank of this world ended without leaving */
+    enum eep_status broken;      /* EEP_OK, or why no collective call can work any more */
 };
 
 /* ---- wait.c ---- */
@@ -142,8 +144,8 @@ bool eep_ulfm_shrink_one(MPI_Comm comm, MPI_Comm *left_out);
 bool eep_ulfm_agree(MPI_Comm comm, bool ok);
 void eep_ulfm_revoke_one(MPI_Comm comm);
 
-/** Set `dead` for each rank of `comm` that MPI knows to be dead. */
-void eep_ulfm_mark_failed(struct eep_world *world, MPI_Comm comm, bool *dead);
+/** The lowest rank of `comm`, from `from` on, that MPI knows to be dead, or EEP_NO_RANK. */
+uint32_t eep_ulfm_next_failed(struct eep_world *world, MPI_Comm comm, uint32_t from);
 
 /** Receive from any source again, though some ranks have died. */
 void eep_ulfm_acknowledge(MPI_Comm comm);
@@ -161,6 +163,9 @@ bool eep_start_launched(void);
 
 /** MPI_Init_thread with eep's settings. */
 EEP_MUST_CHECK enum eep_status eep_start_mpi(void);
+
+/** From now on MPI gives the core away while it waits: there may be more processes than cores. */
+void eep_start_yield(void);
 
 /** End the process with `exit_status` unless eep_watch_end() is called in time. */
 void eep_watch_begin(const char *what, uint64_t limit_ns, int exit_status);
@@ -211,9 +216,18 @@ enum eep_status eep_world_recover(struct eep_xport *xport, uint32_t *was_out);
 
 /* ---- roster.c ---- */
 
+/** Nobody yet. */
+EEP_MUST_CHECK enum eep_status eep_roster_open(struct eep_world *world);
+
 /** All that were started; the first `active` of them are ranks. Collective. */
-EEP_MUST_CHECK enum eep_status eep_roster_open(struct eep_world *world, uint32_t processes,
-                                               uint32_t active);
+EEP_MUST_CHECK enum eep_status eep_roster_start(struct eep_world *world, uint32_t processes,
+                                                uint32_t active);
+
+/** After a loss: the ranks of before that are none now are dead. */
+void eep_roster_recovered(struct eep_world *world);
+
+/** Was this process spawned, and not yet let in? */
+bool eep_roster_is_guest(const struct eep_world *world);
 
 /** Tell the parked that this rank ends, and so (rank 0, EEP_OK) the job. */
 void eep_roster_tell_end(struct eep_world *world, enum eep_status status);
@@ -224,6 +238,17 @@ bool eep_roster_take(struct eep_xport *xport, uint32_t *from_out, void *data, si
                      size_t *bytes_out);
 bool eep_roster_lost(struct eep_xport *xport, uint32_t origin);
 enum eep_status eep_roster_wait(struct eep_xport *xport, uint64_t timeout_ns);
+
+/* ---- spawn.c ---- */
+
+/** True in a process that was spawned by another one of the job. */
+bool eep_spawned(void);
+
+/** Join as a guest of that process, parked. */
+EEP_MUST_CHECK enum eep_status eep_spawn_join(struct eep_world *world);
+
+enum eep_status eep_spawn_begin(struct eep_xport *xport, const struct eep_spawn *spawn);
+enum eep_status eep_spawn_test(struct eep_xport *xport, uint32_t *first_out);
 
 /* ---- regroup.c ---- */
 

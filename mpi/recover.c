@@ -131,6 +131,7 @@ enum eep_status eep_world_recover(struct eep_xport *xport, uint32_t *was_out)
     world->broken = EEP_OK;
     EEP_TRY(find_own_place(world, control));
     EEP_TRY(eep_world_settle(world));
+    eep_roster_recovered(world);
     EEP_TRY(eep_control_allgather(xport, "recovery", &world->was, sizeof(world->was), was_out));
     world->was = world->xport.topo.rank;
     return EEP_OK;

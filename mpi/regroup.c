@@ -8,6 +8,10 @@
  *     GO (or STOP) ──►
  *     all: shrink of the roster, split into the new world and the rest, agree ─► new world
  *
+ * Guests, who were spawned by rank 0, are let in by the first call that names one of them, all
+ * together: before the split, the roster and they are merged into a new roster, over the bridge
+ * between rank 0 and them.
+ *
  * Nobody blocks before GO, so a process that is stopped, busy or dead costs a deadline and nothing
  * else. A death after GO makes the split or the agreement fail on all: then the old world is still
  * there, but is left by recover(), as the dead may have been one of its ranks.
@@ -19,92 +23,14 @@
 #include "base/clock.h"
 #include "roster_int.h"
 
-#define ENTER_NS (60 * EEP_NS_PER_S) /* for calls that MPI has no deadline for */
-#define PARKED_WAITS 5               /* as long as a rank, for the ranks to call */
+#define PARKED_WAITS 5 /* as long as a rank, for the ranks to call */
 #define NAP_NS_MIN (EEP_NS_PER_MS / 20)
 #define NAP_NS_MAX (5 * EEP_NS_PER_MS)
 
-/* ---- entering MPI together ---- */
-
-struct entry {
-    MPI_Comm all; /* the processes that are left */
-    MPI_Comm control, data;
-    bool named;
-    uint32_t rank; /* then: in the new world */
-};
-
-/* All of the new world are in `all`: every process sees the same. */
-static bool all_there(struct eep_world *world, MPI_Comm all, const uint32_t *origins,
-                      uint32_t count)
-{
-    MPI_Group roster, left;
-    bool there = true;
-
-    (void)MPI_Comm_group(world->roster->comm, &roster);
-    (void)MPI_Comm_group(all, &left);
-    for (uint32_t i = 0; i < count; i++) {
-        const int origin = (int)origins[i];
-        int rank = MPI_UNDEFINED;
-
-        (void)MPI_Group_translate_ranks(roster, 1, &origin, left, &rank);
-        there = there && rank != MPI_UNDEFINED;
-    }
-    (void)MPI_Group_free(&roster);
-    (void)MPI_Group_free(&left);
-    return there;
-}
-
-static bool make_world(struct entry *e)
-{
-    const int color = e->named ? 1 : MPI_UNDEFINED;
-
-    if (MPI_Comm_split(e->all, color, (int)e->rank, &e->control) != MPI_SUCCESS) {
-        return false;
-    }
-    if (!e->named) {
-        return true;
-    }
-    (void)MPI_Comm_set_errhandler(e->control, MPI_ERRORS_RETURN);
-    if (MPI_Comm_dup(e->control, &e->data) != MPI_SUCCESS) {
-        eep_ulfm_revoke_one(e->control); /* others may wait in it */
-        return false;
-    }
-    (void)MPI_Comm_set_errhandler(e->data, MPI_ERRORS_RETURN);
-    return true;
-}
-
-static bool enter(struct eep_world *world, const uint32_t *origins, uint32_t count, struct entry *e)
-{
-    bool ok = false;
-    uint32_t rank = 0;
-
-    while (rank < count && origins[rank] != world->origin) {
-        rank++;
-    }
-    *e = (struct entry){.all = MPI_COMM_NULL,
-                        .control = MPI_COMM_NULL,
-                        .data = MPI_COMM_NULL,
-                        .named = rank != count,
-                        .rank = rank};
-    eep_watch_begin("regrouping", EEP_MIN(world->timeout_ns, ENTER_NS), 1);
-    if (eep_ulfm_shrink_one(world->roster->comm, &e->all)) {
-        if (all_there(world, e->all, origins, count)) {
-            ok = make_world(e);
-            if (!ok) {
-                eep_ulfm_revoke_one(e->all); /* others may wait in it */
-            }
-        }
-        ok = eep_ulfm_agree(e->all, ok);
-        if (ok) {
-            (void)MPI_Comm_free(&e->all);
-        }
-    }
-    eep_watch_end();
-    return ok;
-}
+/* ---- a new world ---- */
 
 /* The old world ends; this process is a rank of the new one, or parked. */
-static enum eep_status change_world(struct eep_world *world, const struct entry *e)
+static enum eep_status change_world(struct eep_world *world, const struct eep_entry *e)
 {
     int rank, size;
 
@@ -164,12 +90,17 @@ static bool all_ready(struct eep_wait *wait)
     eep_roster_pump(m->world);
     m->verdict.lost = EEP_NO_RANK;
     for (uint32_t o = 0; o < r->processes; o++) {
-        if (r->called[o] && r->dead[o]) {
+        const struct eep_process *p = &r->process[o];
+
+        if (!p->called) {
+            continue;
+        }
+        if (p->dead && (p->active || eep_roster_names(r->call->origins, r->call->count, o))) {
             m->verdict.lost = o;
-            m->verdict.status = EEP_ERR_PEER_LOST;
+            m->verdict.status = p->active ? EEP_ERR_PEER_LOST : EEP_ERR_STALE;
             return true;
         }
-        if (r->called[o] && r->ready[o] != m->serial && m->verdict.lost == EEP_NO_RANK) {
+        if (!p->dead && p->ready != m->serial && m->verdict.lost == EEP_NO_RANK) {
             m->verdict.lost = o;
         }
     }
@@ -190,7 +121,7 @@ static bool is_decided(struct meeting *m)
         m->verdict = r->verdict;
         return true;
     }
-    if (r->dead[m->leader]) {
+    if (r->process[m->leader].dead) {
         m->verdict = (struct eep_verdict){.status = EEP_ERR_PEER_LOST, .lost = m->leader};
         return true;
     }
@@ -204,12 +135,15 @@ static bool is_decided(struct meeting *m)
 static void send_call(struct eep_world *world, const struct eep_call *call)
 {
     struct eep_roster *r = world->roster;
+    const uint32_t first_guest = eep_roster_first_guest(r);
 
     for (uint32_t o = 0; o < r->processes; o++) {
         /* Parked processes that have died before are not missed, unless they are named. */
-        r->called[o] =
-            o != world->origin && (!r->dead[o] || eep_roster_names(call->origins, call->count, o));
-        if (r->called[o]) {
+        const bool named = eep_roster_names(call->origins, call->count, o);
+        const bool waits = o >= first_guest && call->first_guest == EEP_NO_RANK; /* as a guest */
+
+        r->process[o].called = o != world->origin && (named || (!r->process[o].dead && !waits));
+        if (r->process[o].called) {
             (void)eep_roster_post(world, o, EEP_CALL_TAG, call, eep_call_bytes(call->count));
         }
     }
@@ -220,7 +154,7 @@ static void send_verdict(struct eep_world *world, const struct eep_verdict *verd
     const struct eep_roster *r = world->roster;
 
     for (uint32_t o = 0; o < r->processes; o++) {
-        if (r->called[o]) {
+        if (r->process[o].called) {
             (void)eep_roster_post(world, o, EEP_VERDICT_TAG, verdict, sizeof(*verdict));
         }
     }
@@ -252,6 +186,9 @@ static enum eep_status judge(struct eep_world *world, const struct eep_verdict *
         }
         return EEP_FAIL(EEP_ERR_PEER_LOST, "process %u was lost while the ranks were regrouped",
                         verdict->lost);
+    case EEP_ERR_STALE:
+        return EEP_FAIL(EEP_ERR_STALE, "regrouping: process %u has died; it was not yet a rank",
+                        verdict->lost);
     default:
         if (verdict->lost == EEP_NO_RANK) {
             return EEP_FAIL((enum eep_status)verdict->status,
@@ -264,24 +201,41 @@ static enum eep_status judge(struct eep_world *world, const struct eep_verdict *
     }
 }
 
-static void set_active(struct eep_roster *r, const uint32_t *origins, uint32_t count)
+static void set_active(struct eep_roster *r, const struct eep_call *call)
 {
     for (uint32_t o = 0; o < r->processes; o++) {
-        r->active[o] = eep_roster_names(origins, count, o);
+        r->process[o].active = eep_roster_names(call->origins, call->count, o);
     }
 }
 
-static enum eep_status commit(struct eep_world *world, const uint32_t *origins, uint32_t count)
+/* The guests cannot be let in any more: they end. */
+static void give_guests_up(struct eep_world *world, const struct eep_call *call)
 {
-    struct entry e;
+    struct eep_roster *r = world->roster;
 
-    if (!enter(world, origins, count, &e)) {
+    if (eep_roster_is_guest(world)) {
+        r->process[r->bridge.origins[0]].active = false; /* there is nobody to wait for */
+    } else if (call->first_guest != EEP_NO_RANK && r->bridge.comm != MPI_COMM_NULL) {
+        eep_roster_drop_guests(world);
+    }
+}
+
+static enum eep_status commit(struct eep_world *world, uint32_t leader)
+{
+    const struct eep_call *call = world->roster->call;
+    struct eep_entry e;
+
+    EEP_TRY(eep_roster_grow(world, call->processes, 0));
+    call = world->roster->call;
+    if (!eep_enter(world, call, leader, &e)) {
+        give_guests_up(world, call);
         if (is_rank(world)) {
             eep_world_begin_loss(world);
         }
         return EEP_FAIL(EEP_ERR_PEER_LOST, "a process was lost while the ranks were regrouped");
     }
-    set_active(world->roster, origins, count);
+    world->outgrown = world->outgrown || call->first_guest != EEP_NO_RANK;
+    set_active(world->roster, call);
     return is_rank(world) || e.named ? change_world(world, &e) : EEP_OK;
 }
 
@@ -296,7 +250,9 @@ static enum eep_status check_origins(const struct eep_world *world, const uint32
                                              "mpirun --with-ft ulfm)");
     }
     for (uint32_t i = 0; i < count; i++) {
-        if (origins[i] >= world->roster->processes || eep_roster_names(origins, i, origins[i])) {
+        /* Guests are known to the leader alone. */
+        if ((world->xport.topo.rank == 0 && origins[i] >= world->roster->processes) ||
+            eep_roster_names(origins, i, origins[i])) {
             return EEP_FAIL(EEP_ERR_INVALID,
                             "regrouping: process %u of %u; each must exist and be named once",
                             origins[i], world->roster->processes);
@@ -305,19 +261,37 @@ static enum eep_status check_origins(const struct eep_world *world, const uint32
     return count > 0 ? EEP_OK : EEP_FAIL(EEP_ERR_INVALID, "regrouping: nobody would be left");
 }
 
+/* The guests come in with the first one of them that is named. */
+static uint32_t guests_to_let_in(const struct eep_roster *r, const uint32_t *origins,
+                                 uint32_t count)
+{
+    const uint32_t first = eep_roster_first_guest(r);
+
+    for (uint32_t i = 0; i < count && first != EEP_NO_RANK; i++) {
+        if (eep_channel_rank(&r->bridge, origins[i], NULL) && origins[i] >= first) {
+            return first;
+        }
+    }
+    return EEP_NO_RANK;
+}
+
 static enum eep_status call_all(struct eep_world *world, const uint32_t *origins, uint32_t count)
 {
-    struct eep_call *call = world->roster->call;
+    struct eep_roster *r = world->roster;
     struct meeting m = {.wait = {.what = "regrouping", .ready = all_ready},
                         .world = world,
                         .deadline_ns = eep_clock_ns() + world->answer_ns,
-                        .serial = eep_clock_ns() * world->roster->processes + world->origin,
+                        .serial = eep_clock_ns() * EEP_PROCESSES_MAX + world->origin,
                         .verdict = {.status = EEP_ERR_AGAIN, .lost = EEP_NO_RANK}};
 
-    m.verdict.serial = call->serial = m.serial;
-    call->count = count;
-    memcpy(call->origins, origins, count * sizeof(*origins));
-    send_call(world, call);
+    EEP_TRY(eep_roster_call_room(r, count));
+    eep_roster_pump(world); /* for the last deaths */
+    m.verdict.serial = r->call->serial = m.serial;
+    r->call->processes = r->processes;
+    r->call->first_guest = guests_to_let_in(r, origins, count);
+    r->call->count = count;
+    memcpy(r->call->origins, origins, count * sizeof(*origins));
+    send_call(world, r->call);
     const enum eep_status status = eep_wait_until(world, &m.wait);
     if (status != EEP_OK) {
         m.verdict.status = status;
@@ -326,7 +300,7 @@ static enum eep_status call_all(struct eep_world *world, const uint32_t *origins
     send_verdict(world, &m.verdict);
     EEP_TRY(status);
     EEP_TRY(judge(world, &m.verdict));
-    return commit(world, origins, count);
+    return commit(world, world->origin);
 }
 
 /* ---- the others ---- */
@@ -334,23 +308,22 @@ static enum eep_status call_all(struct eep_world *world, const uint32_t *origins
 /* A call that this process has not answered, and that still holds. */
 static bool is_called(const struct eep_roster *r)
 {
-    return r->leader != EEP_NO_RANK && !r->dead[r->leader] && r->call->serial != r->answered &&
-           r->call->serial != r->verdict.serial;
+    return r->leader != EEP_NO_RANK && !r->process[r->leader].dead &&
+           r->call->serial != r->answered && r->call->serial != r->verdict.serial;
 }
 
 static enum eep_status take_part(struct eep_world *world)
 {
-    const struct eep_call *call = world->roster->call;
     struct meeting m = {.wait = {.what = "regrouping"},
                         .world = world,
                         .deadline_ns = eep_clock_ns() + world->answer_ns + EEP_NS_PER_S,
-                        .serial = call->serial,
+                        .serial = world->roster->call->serial,
                         .leader = world->roster->leader,
                         .verdict = {.status = EEP_ERR_AGAIN, .lost = EEP_NO_RANK}};
 
     EEP_TRY(follow(&m));
     EEP_TRY(judge(world, &m.verdict));
-    return commit(world, call->origins, call->count);
+    return commit(world, m.leader);
 }
 
 static bool is_same(const struct eep_call *call, const struct meeting *m)

@@ -4,10 +4,13 @@
  */
 #include "config.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -119,6 +122,41 @@ static void set_mca_defaults(void)
     }
 }
 
+/* Severity and text, as libevent gives them. */
+static void say_event(int severity, const char *text)
+{
+    if (strncmp(text, "Epoll ADD", 9) != 0) {
+        (void)fprintf(stderr, "libevent: %d: %s\n", severity, text);
+    }
+}
+
+/*
+ * Between a rank and a spawned one Open MPI uses TCP, and when both connect at the same time it
+ * closes one of the two connections before it stops to watch it. libevent, which it uses, says so
+ * on stderr; it does no harm.
+ */
+static void quiet_events(void)
+{
+    void (*set)(void (*say)(int severity, const char *text));
+    void *symbol = dlsym(RTLD_DEFAULT, "event_set_log_callback");
+
+    if (symbol != NULL) {
+        memcpy(&set, &symbol, sizeof(set));
+        set(say_event);
+    }
+}
+
+void eep_start_yield(void)
+{
+    bool (*set)(bool);
+    void *symbol = dlsym(RTLD_DEFAULT, "opal_progress_set_yield_when_idle");
+
+    if (symbol != NULL) { /* of Open MPI; there is no public way after the start */
+        memcpy(&set, &symbol, sizeof(set));
+        (void)set(true);
+    }
+}
+
 enum eep_status eep_start_mpi(void)
 {
     int initialized = 0, provided;
@@ -128,8 +166,9 @@ enum eep_status eep_start_mpi(void)
         return EEP_FAIL(EEP_ERR_FATAL, "MPI was started before; eep must start it itself");
     }
     set_mca_defaults();
+    quiet_events();
     (void)signal(SIGPIPE, SIG_IGN); /* else a write to a dead peer's socket ends this process */
-    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS) {
         return EEP_FAIL(EEP_ERR_FATAL, "MPI cannot be started (MPI_Init_thread failed)");
     }
     (void)MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

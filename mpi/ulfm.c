@@ -26,59 +26,39 @@ bool eep_ulfm_active(void)
     return found && active != NULL && *active != 0;
 }
 
-/* Calls visit() with each rank of `comm` that MPI knows to be dead, until it returns true. */
-static bool visit_failed(struct eep_world *world, MPI_Comm comm,
-                         bool (*visit)(uint32_t rank, void *arg), void *arg)
+/* The lowest rank of `comm`, from `from` on, that MPI knows to be dead, or EEP_NO_RANK. */
+uint32_t eep_ulfm_next_failed(struct eep_world *world, MPI_Comm comm, uint32_t from)
 {
     MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+    uint32_t found = EEP_NO_RANK;
     int count = 0;
-    bool end = false;
 
     if (!world->ulfm || comm == MPI_COMM_NULL ||
         MPIX_Comm_get_failed(comm, &failed) != MPI_SUCCESS) {
-        return false;
+        return EEP_NO_RANK;
     }
     if (MPI_Group_size(failed, &count) == MPI_SUCCESS && count > 0 &&
         MPI_Comm_group(comm, &all) == MPI_SUCCESS) {
-        for (int i = 0; i < count && !end; i++) {
+        for (int i = 0; i < count; i++) {
             int rank = MPI_UNDEFINED;
 
             (void)MPI_Group_translate_ranks(failed, 1, &i, all, &rank);
-            end = rank != MPI_UNDEFINED && visit((uint32_t)rank, arg);
+            if (rank != MPI_UNDEFINED && (uint32_t)rank >= from) {
+                found = EEP_MIN(found, (uint32_t)rank);
+            }
         }
         MPI_Group_free(&all);
     }
     MPI_Group_free(&failed);
-    return end;
-}
-
-static bool find_one(uint32_t rank, void *arg)
-{
-    *(uint32_t *)arg = rank;
-    return true;
+    return found;
 }
 
 uint32_t eep_ulfm_failed_rank(struct eep_world *world)
 {
-    uint32_t found = EEP_NO_RANK;
     int flag;
 
     (void)MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
-    (void)visit_failed(world, world->control, find_one, &found);
-    return found;
-}
-
-static bool mark_one(uint32_t rank, void *arg)
-{
-    bool *dead = arg;
-
-    dead[rank] = true;
-    return false;
-}
-
-void eep_ulfm_mark_failed(struct eep_world *world, MPI_Comm comm, bool *dead)
-{
-    (void)visit_failed(world, comm, mark_one, dead);
+    return eep_ulfm_next_failed(world, world->control, 0);
 }
 
 void eep_ulfm_acknowledge(MPI_Comm comm)

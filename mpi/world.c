@@ -166,8 +166,9 @@ enum eep_status eep_mpi_status(struct eep_world *world, int rc, const char *call
 
 /* What a rank tells about its machine. */
 struct machine {
-    uint64_t id;     /* equal where /dev/shm is the same */
-    uint64_t origin; /* rank at the start of the job: pretended nodes stay as they are */
+    uint64_t id; /* equal where /dev/shm is the same */
+    uint32_t origin;
+    uint32_t home; /* of those, one node_size after the other are a pretended node */
     cpu_set_t cpus;
 };
 
@@ -210,7 +211,7 @@ static bool is_crowded(const struct machine *all, uint32_t size, uint32_t me)
 static bool same_node(const struct machine *all, uint32_t a, uint32_t b, uint32_t node_size)
 {
     return all[a].id == all[b].id &&
-           (node_size == 0 || all[a].origin / node_size == all[b].origin / node_size);
+           (node_size == 0 || all[a].home / node_size == all[b].home / node_size);
 }
 
 /* Number the nodes by their lowest rank, and the ranks within each. */
@@ -257,12 +258,14 @@ static enum eep_status find_topology(struct eep_world *world)
     EEP_TRY(eep_mem_alloc(size, sizeof(*all), "topology", &all));
     describe_machine(&mine);
     mine.origin = world->origin;
+    mine.home = world->roster->process[world->origin].home;
     status = eep_control_allgather(&world->xport, "topology", &mine, sizeof(mine), all);
     if (status == EEP_OK) {
         number_nodes(world, all, world->node_size);
         for (uint32_t r = 0; r < size; r++) {
             world->is_here[r] = all[r].id == all[world->xport.topo.rank].id;
-            world->origin_of[r] = (uint32_t)all[r].origin;
+            world->origin_of[r] = all[r].origin;
+            world->roster->process[all[r].origin].home = all[r].home;
         }
         world->xport.topo.origin_of = world->origin_of;
         world->crowded = is_crowded(all, size, world->xport.topo.rank);
@@ -283,7 +286,7 @@ static struct {
 static bool all_end(const struct eep_world *world, bool otherwise)
 {
     if (world->xport.topo.rank == EEP_NO_RANK) {
-        return otherwise; /* parked */
+        return false; /* parked */
     }
     for (uint32_t r = 0; r < world->xport.topo.size && world->node.head != NULL; r++) {
         struct eep_node_rank *block = world->node.block_of[r];
@@ -322,7 +325,7 @@ static void end_unclosed(void)
 
 static void watch_exit(struct eep_world *world)
 {
-    if (world->ulfm && world->xport.topo.processes > 1 && atexit(end_unclosed) == 0) {
+    if (world->ulfm && atexit(end_unclosed) == 0) {
         unclosed.process = getpid();
         unclosed.world = world;
     }
@@ -487,15 +490,17 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
 {
     struct eep_world *world = (struct eep_world *)xport;
     /* Else some process takes no part in the end: it is parked, or was lost. */
-    const bool all = world->losses == 0 && xport->topo.size == world->xport.topo.processes;
+    const bool parked = xport->topo.rank == EEP_NO_RANK;
+    const bool all =
+        world->losses == 0 && !world->outgrown && xport->topo.size == xport->topo.processes;
     bool orderly = false;
 
     (void)fflush(stdout);
     if (status == EEP_OK) {
         status = world->broken;
     }
-    if (xport->topo.rank == EEP_NO_RANK) {
-        /* parked: nobody waits for it */
+    if (parked) {
+        /* nobody waits for it */
     } else if (status == EEP_OK) {
         orderly = eep_control_agree(world, "leaving", EEP_OK) == EEP_OK && all &&
                   all_leave(world, world->timeout_ns);
@@ -510,7 +515,9 @@ static void world_close(struct eep_xport *xport, enum eep_status status)
         }
     }
     unclosed.closed = true;
-    if (orderly || status == EEP_OK || status == EEP_ERR_PEER_LOST || status == EEP_ERR_TIMEOUT) {
+    if (orderly || status == EEP_OK ||
+        (status == EEP_ERR_PEER_LOST && !eep_roster_is_guest(world)) ||
+        (status == EEP_ERR_TIMEOUT && !parked)) {
         unclosed.world = NULL; /* the others fail too */
     }
     if (!orderly) {
@@ -551,6 +558,8 @@ static const struct eep_xport_ops mpi_ops = {
     .transfer_test = eep_transfer_test,
     .recover = eep_world_recover,
     .regroup = eep_world_regroup,
+    .spawn_begin = eep_spawn_begin,
+    .spawn_test = eep_spawn_test,
     .roster_send = eep_roster_send,
     .roster_take = eep_roster_take,
     .roster_lost = eep_roster_lost,
@@ -567,17 +576,16 @@ static enum eep_status make_communicators(struct eep_world *world, uint32_t acti
     EEP_MPI_TRY(world, "joining", MPI_Comm_size(MPI_COMM_WORLD, &size));
     const uint32_t processes = (uint32_t)size;
     world->origin = (uint32_t)rank;
-    world->xport.topo.processes = processes;
     if (active == 0 || active > processes) {
         active = processes;
     }
     const bool parked = world->origin >= active;
     world->xport.topo.rank = parked ? EEP_NO_RANK : world->origin;
     world->xport.topo.size = parked ? 0 : active;
-    EEP_TRY(eep_roster_open(world, processes, active));
+    EEP_TRY(eep_roster_start(world, processes, active));
     EEP_MPI_TRY(
         world, "joining",
-        MPI_Comm_split(world->roster->comm, parked ? MPI_UNDEFINED : 1, rank, &world->control));
+        MPI_Comm_split(world->roster->all.comm, parked ? MPI_UNDEFINED : 1, rank, &world->control));
     if (parked) {
         return EEP_OK;
     }
@@ -596,7 +604,6 @@ enum eep_status eep_world_settle(struct eep_world *world)
 static enum eep_status join(struct eep_world *world)
 {
     world->was = world->xport.topo.rank;
-    world->ulfm = eep_ulfm_active();
     if (!world->ulfm && world->origin == 0 && world->xport.topo.processes > 1) {
         eep_log(EEP_LOG_WARN, "fault tolerance is off: the loss of a rank ends the job (start with "
                               "scripts/mpi-run, eep launch, or mpirun --with-ft ulfm)");
@@ -631,17 +638,27 @@ enum eep_status eep_world_open(const struct eep_world_params *params, struct eep
         eep_mem_free(world);
         return status;
     }
-    status = make_communicators(world, p.active);
+    world->ulfm = eep_ulfm_active();
+    world->node_size = p.node_size;
+    const bool spawned = eep_spawned();
+    status = eep_roster_open(world);
+    if (status == EEP_OK && !spawned) {
+        status = make_communicators(world, p.active);
+    }
     eep_watch_end();
+    if (spawned) {
+        watch_exit(world); /* the job goes on when this process fails from here on */
+    }
     if (status == EEP_OK) {
-        world->node_size = p.node_size;
-        status = join(world);
+        status = spawned ? eep_spawn_join(world) : join(world);
     }
     if (status != EEP_OK) {
         world_close(&world->xport, status);
         return status;
     }
-    watch_exit(world);
+    if (!spawned) {
+        watch_exit(world);
+    }
     *xport_out = &world->xport;
     return EEP_OK;
 }

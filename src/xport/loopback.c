@@ -277,6 +277,19 @@ static enum eep_status loop_regroup(struct eep_xport *x, const uint32_t *origins
     return EEP_FAIL(EEP_ERR_UNSUPPORTED, "there is one process only: nobody can join or leave");
 }
 
+static enum eep_status loop_spawn_begin(struct eep_xport *x, const struct eep_spawn *spawn)
+{
+    (void)x, (void)spawn;
+    return EEP_FAIL(EEP_ERR_UNSUPPORTED,
+                    "processes cannot be spawned: eep was started without a launcher of MPI");
+}
+
+static enum eep_status loop_spawn_test(struct eep_xport *x, uint32_t *first_out)
+{
+    (void)x, (void)first_out;
+    return EEP_FAIL(EEP_ERR_INVALID, "spawning: nothing is under way");
+}
+
 static enum eep_status loop_roster_send(struct eep_xport *x, uint32_t origin, const void *data,
                                         size_t bytes)
 {
@@ -329,6 +342,8 @@ static const struct eep_xport_ops loopback_ops = {
     .transfer_test = loop_transfer_test,
     .recover = loop_recover,
     .regroup = loop_regroup,
+    .spawn_begin = loop_spawn_begin,
+    .spawn_test = loop_spawn_test,
     .roster_send = loop_roster_send,
     .roster_take = loop_roster_take,
     .roster_lost = loop_roster_lost,

@@ -23,6 +23,7 @@
 
 #define EEP_NO_RANK UINT32_MAX
 #define EEP_NEVER_NS UINT64_MAX
+#define EEP_SPAWN_MAX 64u          /* processes at a time */
 #define EEP_ROSTER_BYTES_MAX 4096u /* in one message between processes */
 
 /** Where this rank stands. Fixed for the life of the transport (one epoch). */
@@ -78,6 +79,16 @@ struct eep_exchange;
  * one-sided operations alone, so that a rank that has died, or is busy, holds nobody up.
  */
 struct eep_board;
+
+/** New processes of the job. */
+struct eep_spawn {
+    char *const *argv;   /* program, as a path, and arguments; ends with NULL; copied */
+    uint32_t count;      /* 1 .. EEP_SPAWN_MAX */
+    uint32_t beside;     /* they belong to the pretended node of this process, or, EEP_NO_RANK, of
+                            rank 0; without pretended nodes to the machine's */
+    uint64_t serial;     /* not 0: given to them as xport.spawn_serial */
+    uint64_t timeout_ns; /* for all to have joined; 0 = 15 s */
+};
 
 /** A message that is on its way beside the steps. */
 struct eep_transfer;
@@ -179,13 +190,41 @@ struct eep_xport_ops {
      * A parked process waits five times as long for the ranks to come, and returns as soon as they
      * have given up.
      *
+     * Spawned processes are let in by the first call that names one of them, all together; those
+     * that are not named are parked then.
+     *
      * @retval EEP_ERR_TIMEOUT    some process did not come; all is as before
+     * @retval EEP_ERR_STALE      a process that is named, and no rank, has died; all is as before
      * @retval EEP_ERR_PEER_LOST  a process died: ranks (topo.rank is not EEP_NO_RANK) call
      *                            recover(), and find by topo.origin_of who is left; parked
      *                            processes are parked as before
      * @retval EEP_ERR_UNSUPPORTED the launcher has no fault tolerance, or there is one rank only
      */
     enum eep_status (*regroup)(struct eep_xport *x, const uint32_t *origins, uint32_t count);
+
+    /**
+     * Start new processes of the job, on this machine; by rank 0, which goes on meanwhile. They
+     * join by eep_world_open(), and are parked. Until regroup() lets them in, rank 0 alone can
+     * send them messages, and they end when it does. Each must call eep_world_open() within some
+     * seconds; `program --version` must work, without MPI. At a time, one spawn: the next may begin
+     * when the processes of this one have been let in, or are lost.
+     *
+     * @retval EEP_ERR_IO          the program does not exist, or cannot be run
+     * @retval EEP_ERR_UNSUPPORTED the launcher has no fault tolerance, or has several machines
+     */
+    enum eep_status (*spawn_begin)(struct eep_xport *x, const struct eep_spawn *spawn);
+
+    /**
+     * Look whether they are there; rank 0. Does not wait. EEP_OK: they have the origins first_out,
+     * first_out + 1, ..., and topo.processes has grown. If one of them dies before they are let in,
+     * all are lost.
+     *
+     * @retval EEP_ERR_AGAIN    not yet
+     * @retval EEP_ERR_TIMEOUT  not in time; they may have ended at once, and another spawn may
+     *                          be tried
+     * @retval other            it failed
+     */
+    enum eep_status (*spawn_test)(struct eep_xport *x, uint32_t *first_out);
 
     /**
      * Send a message to another process of the job, rank or parked; it is copied. Does not wait.
@@ -237,6 +276,7 @@ struct eep_xport {
     const struct eep_xport_ops *ops;
     struct eep_topology topo;
     struct eep_loss_times loss;
+    uint64_t spawn_serial; /* of the spawn that started this process; 0: the launcher did */
 };
 
 /** How to join the world. */
