@@ -34,7 +34,7 @@ enum eep_status eep_agree(struct eep_xport *xport, const char *what, enum eep_st
     struct verdict mine = {.status = status};
     struct verdict *all;
 
-    if (eep_status_lost(status) >= EEP_LOST_PEER) {
+    if (eep_status_lost(status) >= EEP_LOST_PEER || xport->topo.rank == EEP_NO_RANK) {
         return status; /* there is no one to agree with any more */
     }
     if (status != EEP_OK) {

@@ -65,13 +65,13 @@ static enum eep_status open_with(struct eep_engine *e, const struct opening *o, 
         .source = realpath(e->model_dir, source) != NULL ? source : e->model_dir,
         .engine = name,
         .engine_id = e->engine_id,
-        .rank = e->origin,
+        .rank = e->self,
         .follows = true,
         .keep = e->cache_mode != EEP_CACHE_JOB,
         .timeout_ns = e->attach_timeout_ns,
     };
 
-    snprintf(name, sizeof(name), "eep, process %ld, rank %u", (long)getpid(), e->origin);
+    snprintf(name, sizeof(name), "eep, process %ld, rank %u", (long)getpid(), e->self);
     return eep_wcache_open(&params, &e->cache);
 }
 

@@ -40,7 +40,7 @@ static bool digest_tensor(EVP_MD_CTX *hash, const struct eep_tensor *tensor, con
  * A checkpoint's identity without reading its data: config, every tensor's name, type and shape,
  * and each file's size and time of change.
  */
-static enum eep_status checkpoint_digest(const struct eep_ckpt *ckpt, uint8_t digest_out[32])
+enum eep_status eep_cache_checkpoint_digest(const struct eep_ckpt *ckpt, uint8_t digest_out[32])
 {
     char *config = json_dumps(eep_ckpt_config(ckpt), JSON_SORT_KEYS | JSON_COMPACT);
     EVP_MD_CTX *hash = EVP_MD_CTX_new();
@@ -66,7 +66,7 @@ static void name_node(const struct eep_engine *e, char name_out[EEP_WCACHE_NODE_
 
     (void)gethostname(host, sizeof(host) - 1);
     if (e->pretended) {
-        snprintf(name_out, EEP_WCACHE_NODE_MAX, "%s.%" PRIu32, host, e->start_node_of[e->origin]);
+        snprintf(name_out, EEP_WCACHE_NODE_MAX, "%s.%" PRIu32, host, e->home_node);
     } else {
         snprintf(name_out, EEP_WCACHE_NODE_MAX, "%s", host[0] != '\0' ? host : "node");
     }
@@ -78,7 +78,7 @@ enum eep_status eep_cache_key(const struct eep_engine *e, struct eep_wcache_key 
     enum eep_dtype dtype;
 
     memset(key, 0, sizeof(*key));
-    EEP_TRY(checkpoint_digest(e->ckpt, key->checkpoint));
+    EEP_TRY(eep_cache_checkpoint_digest(e->ckpt, key->checkpoint));
     EEP_TRY(eep_experts_content(&source, &key->frame_bytes, &dtype));
     key->packing = PACKING_VERSION;
     key->dtype = dtype;

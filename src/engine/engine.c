@@ -1,10 +1,13 @@
 /*
  * Making an engine: join, check on rank 0, agree, load.
  */
+#include "config.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/mover.h"
@@ -81,9 +84,15 @@ static enum eep_status check_backup(const struct eep_engine *e)
     return EEP_OK;
 }
 
+/* A process that was spawned takes what the ranks have. */
+static bool is_spawned(const struct eep_engine *e)
+{
+    return e->start_node_of == NULL;
+}
+
 static enum eep_status check_params(const struct eep_engine *e, const struct eep_engine_params *p)
 {
-    EEP_TRY(check_sizes(e, p));
+    EEP_TRY(is_spawned(e) ? EEP_OK : check_sizes(e, p));
     if (e->max_batch_tokens < 1 || e->max_batch_tokens > MAX_BATCH_TOKENS) {
         return EEP_FAIL(EEP_ERR_INVALID, "max_batch_tokens is %u; eep takes 1 to %u",
                         e->max_batch_tokens, MAX_BATCH_TOKENS);
@@ -163,6 +172,9 @@ static enum eep_status check_checkpoint(struct eep_engine *e)
     router = (struct eep_router){
         .kind = e->config.router, .experts = e->config.experts, .top_k = e->config.top_k};
     EEP_TRY(eep_router_check(&router));
+    if (is_spawned(e)) {
+        return EEP_OK;
+    }
     if (e->layout_path != NULL) {
         return eep_layout_load(e->layout_path, e->config.moe_layers, e->config.experts, &e->layout);
     }
@@ -176,6 +188,9 @@ static enum eep_status preflight(struct eep_engine *e)
 {
     const bool first = e->xport->topo.rank == 0;
 
+    if (is_spawned(e)) {
+        return check_checkpoint(e);
+    }
     EEP_TRY(eep_agree(e->xport, "checkpoint on rank 0", first ? check_checkpoint(e) : EEP_OK));
     return eep_agree(e->xport, "checkpoint", first ? EEP_OK : check_checkpoint(e));
 }
@@ -200,13 +215,41 @@ static enum eep_status join(struct eep_engine *e, const struct eep_engine_params
     EEP_TRY(eep_world_open(&world, &e->xport));
     const struct eep_topology *topo = &e->xport->topo;
 
+    e->self = topo->rank;
+    if (topo->rank == EEP_NO_RANK) { /* spawned: it is told what it must know */
+        e->one_machine = true;
+        return EEP_OK;
+    }
     if (topo->size > 1) {
         eep_log_rank_set((int)topo->rank);
     }
     e->processes = topo->size;
-    e->origin = topo->rank;
     e->start_nodes = topo->nodes;
-    return eep_mem_alloc(topo->size, sizeof(uint32_t), "nodes", &e->start_node_of);
+    e->home_node = topo->node;
+    EEP_TRY(eep_mem_alloc(topo->size, sizeof(uint32_t), "nodes", &e->start_node_of));
+    memcpy(e->start_node_of, topo->node_of, topo->size * sizeof(*e->start_node_of));
+    return EEP_OK;
+}
+
+/* Are all processes on one machine, whatever nodes are pretended? */
+static enum eep_status look_at_machines(struct eep_engine *e)
+{
+    const uint64_t mine = eep_threads_machine();
+    uint64_t *all;
+
+    if (is_spawned(e)) {
+        return EEP_OK;
+    }
+    EEP_TRY(eep_mem_alloc(e->processes, sizeof(*all), "machines", &all));
+    const enum eep_status status =
+        e->xport->ops->allgather(e->xport, "machines", &mine, sizeof(mine), all);
+
+    e->one_machine = true;
+    for (uint32_t r = 0; r < e->processes; r++) {
+        e->one_machine = e->one_machine && all[r] == mine;
+    }
+    eep_mem_free(all);
+    return status;
 }
 
 enum eep_status eep_engine_create(const struct eep_engine_params *params,
@@ -217,7 +260,6 @@ enum eep_status eep_engine_create(const struct eep_engine_params *params,
 
     EEP_TRY_GOTO(eep_mem_alloc(1, sizeof(*e), "engine", &e), refuse);
     EEP_TRY_GOTO(join(e, params), destroy);
-    memcpy(e->start_node_of, e->xport->topo.node_of, e->processes * sizeof(*e->start_node_of));
     EEP_TRY_GOTO(eep_agree(e->xport, "parameters", set_params(e, params)), destroy);
     status = eep_mem_alloc(e->xport->topo.size, sizeof(*e->memory), "memory facts", &e->memory);
     if (status == EEP_OK) {
@@ -227,7 +269,9 @@ enum eep_status eep_engine_create(const struct eep_engine_params *params,
     EEP_TRY_GOTO(eep_agree(e->xport, "memory facts", status), destroy);
     status = eep_threads_set(e, e->threads);
     EEP_TRY_GOTO(eep_agree(e->xport, "threads", status), destroy);
+    EEP_TRY_GOTO(look_at_machines(e), destroy);
     EEP_TRY_GOTO(preflight(e), destroy);
+    EEP_TRY_GOTO(is_spawned(e) ? eep_park(e) : EEP_OK, destroy);
     *engine_out = e;
     return EEP_OK;
 
@@ -256,6 +300,27 @@ static enum eep_status load_weights(struct eep_engine *e)
 {
     EEP_TRY(eep_model_load(&e->config, e->ckpt, e->kernels, &e->model));
     return e->layout != NULL ? eep_own_attach(e) : EEP_OK;
+}
+
+/* What must be the same for a process that joins. */
+uint64_t eep_engine_likeness(const struct eep_engine *e)
+{
+    const uint64_t numbers[] = {sizeof(struct eep_wire_step),
+                                sizeof(struct eep_member_state),
+                                e->max_batch_tokens,
+                                e->max_sequences,
+                                e->config.layers,
+                                e->config.hidden,
+                                e->config.vocab,
+                                e->config.experts};
+    uint64_t hash = eep_hash_bytes(EEP_HASH_START, numbers, sizeof(numbers));
+    uint8_t digest[32] = {0};
+
+    if (eep_cache_checkpoint_digest(e->ckpt, digest) != EEP_OK) {
+        eep_log(EEP_LOG_WARN, "%s", eep_error_text());
+    }
+    hash = eep_hash_bytes(hash, digest, sizeof(digest));
+    return eep_hash_bytes(hash, PACKAGE_VERSION, sizeof(PACKAGE_VERSION));
 }
 
 enum eep_status eep_engine_take_buffers(struct eep_engine *e)
@@ -350,7 +415,7 @@ enum eep_status eep_engine_load(struct eep_engine *e)
     if (e->loaded) {
         return EEP_FAIL(EEP_ERR_INVALID, "the engine's weights are loaded already");
     }
-    e->broken = eep_park_rest(e);
+    e->broken = e->park == NULL ? eep_park_rest(e) : EEP_OK;
     if (e->broken == EEP_OK && e->park != NULL) {
         return EEP_OK;
     }

@@ -119,6 +119,17 @@ struct eep_wire_step {
 _Static_assert(sizeof(struct eep_wire_event) == 16, "travels between ranks");
 _Static_assert(sizeof(struct eep_wire_step) == 64, "travels between ranks");
 
+/* Members that were spawned, the newest EEP_MEMBERS_MAX of them: what the transport calls their
+ * processes. Those that were started with the job have one number for both. */
+struct eep_spawned_list {
+    uint64_t count; /* over all time; the n-th at n % EEP_MEMBERS_MAX */
+    struct {
+        uint32_t id, origin;
+    } items[EEP_MEMBERS_MAX];
+};
+
+_Static_assert(sizeof(struct eep_spawned_list) == 8 + 8 * EEP_MEMBERS_MAX, "travels");
+
 /* Requests on their way to all ranks, packed. */
 struct eep_posts {
     unsigned char *data;
@@ -152,11 +163,13 @@ struct eep_engine {
 
     /* From eep_engine_create(). */
     struct eep_xport *xport;
-    uint32_t processes;      /* that were started */
-    uint32_t *start_node_of; /* (processes): nodes are named as at the start */
+    uint32_t processes;      /* that were started with the job */
+    uint32_t *start_node_of; /* (processes): nodes are named as at the start; NULL: spawned later */
     struct eep_cores cores;
     uint32_t start_nodes;
-    uint32_t origin; /* this process among them, for life */
+    uint32_t self;      /* the member that this process is; EEP_NO_MEMBER: it is not told yet */
+    uint32_t home_node; /* as at the start */
+    bool one_machine;   /* all processes are on one */
     const struct eep_kernels *kernels;
     struct eep_ckpt *ckpt;
     struct eep_model_config config;
@@ -270,6 +283,10 @@ void eep_own_free(struct eep_engine *engine);
 
 /* engine.c: parts of loading, for a process that joins. Local. */
 EEP_MUST_CHECK enum eep_status eep_engine_take_buffers(struct eep_engine *engine);
+/** The same number where program, checkpoint and parameters are alike. */
+uint64_t eep_engine_likeness(const struct eep_engine *engine);
+EEP_MUST_CHECK enum eep_status eep_cache_checkpoint_digest(const struct eep_ckpt *ckpt,
+                                                           uint8_t digest_out[32]);
 /** What belongs to a rank, given up. The world is another matter. */
 void eep_engine_release(struct eep_engine *engine);
 
@@ -346,9 +363,11 @@ static inline uint32_t eep_request_rows(const struct eep_request_entry *r)
 /** Take the requests that rank 0 handed in into the table. Local. */
 EEP_MUST_CHECK enum eep_status eep_posts_apply(struct eep_engine *engine,
                                                const struct eep_posts *posts);
-/** Rank 0: tell all ranks of an event of the membership with the next step. */
+/** Rank 0: tell all ranks of an event of the membership with the next step. `origin`: as for
+ *  eep_members_told(). */
 EEP_MUST_CHECK enum eep_status eep_posts_add_event(struct eep_engine *engine,
-                                                   const struct eep_member_event *event);
+                                                   const struct eep_member_event *event,
+                                                   uint32_t origin);
 /** Make room for as many bytes. */
 EEP_MUST_CHECK enum eep_status eep_posts_reserve(struct eep_posts *posts, size_t bytes);
 
@@ -373,9 +392,17 @@ EEP_MUST_CHECK enum eep_status eep_members_asked(struct eep_engine *engine,
                                                  const struct eep_member_request *request);
 /** Members that have left as asked, so far. */
 uint32_t eep_members_left(const struct eep_engine *engine);
-/** An event of a member that is no rank, the same on every rank. */
+/** An event of a member that is no rank, the same on every rank. `origin`: the process of a new
+ *  one. */
 EEP_MUST_CHECK enum eep_status eep_members_told(struct eep_engine *engine,
-                                                const struct eep_member_event *event);
+                                                const struct eep_member_event *event,
+                                                uint32_t origin);
+/** The process that a member is, and back (EEP_NO_MEMBER: none). */
+uint32_t eep_members_origin(const struct eep_engine *engine, uint32_t id);
+uint32_t eep_members_of_origin(const struct eep_engine *engine, uint32_t origin);
+/** Rank 0: what the operation waits for has failed. */
+void eep_members_failed(struct eep_engine *engine, uint32_t serial, enum eep_status status);
+struct eep_spawned_list *eep_members_spawned(struct eep_engine *engine);
 /** This rank is to leave after the next step: when that is over, all others have seen the one that
  *  told them so. */
 bool eep_members_leaving(const struct eep_engine *engine);
@@ -412,7 +439,7 @@ EEP_MUST_CHECK enum eep_status eep_engine_arrive(struct eep_engine *engine, cons
 /* park.c */
 /** At the start: the processes beyond ep_size are parked. Collective among all. */
 EEP_MUST_CHECK enum eep_status eep_park_rest(struct eep_engine *engine);
-/** This process is no rank any more: give all up. Local. */
+/** This process is no rank, or none any more: give all up. Local. */
 EEP_MUST_CHECK enum eep_status eep_park(struct eep_engine *engine);
 void eep_park_free(struct eep_engine *engine);
 

@@ -2,7 +2,10 @@
  * Rank 0 and the processes that are no ranks: it wakes them, tells them what to load, and passes on
  * what they answer, and that they have died, to all ranks. notes.h has the messages.
  */
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -16,22 +19,21 @@
 
 struct eep_joiners {
     uint64_t looked_ns;
-    bool *told_dead; /* (processes) */
+    uint32_t told_dead[EEP_MEMBERS_MAX]; /* the ids, told_count of them over all time */
+    uint64_t told_count;
+    uint32_t spawn_serial; /* of the one under way; 0: none */
+    uint32_t spawn_count;
 };
 
 enum eep_status eep_joiners_create(struct eep_engine *e)
 {
-    EEP_TRY(eep_mem_alloc(1, sizeof(*e->joiners), "processes outside", &e->joiners));
-    return eep_mem_alloc(e->processes, sizeof(bool), "processes outside", &e->joiners->told_dead);
+    return eep_mem_alloc(1, sizeof(*e->joiners), "processes outside", &e->joiners);
 }
 
 void eep_joiners_free(struct eep_engine *e)
 {
-    if (e->joiners != NULL) {
-        eep_mem_free(e->joiners->told_dead);
-        eep_mem_free(e->joiners);
-        e->joiners = NULL;
-    }
+    eep_mem_free(e->joiners);
+    e->joiners = NULL;
 }
 
 /* ---- messages ---- */
@@ -85,12 +87,18 @@ static void tell_map(struct eep_engine *e, uint32_t origin, uint32_t serial)
     }
 }
 
-static void tell_load(struct eep_engine *e, uint32_t origin, uint32_t serial)
+static void tell_load(struct eep_engine *e, uint32_t id, uint32_t serial)
 {
     const struct eep_member_state *state = eep_engine_member_state(e);
+    const uint32_t origin = eep_members_origin(e, id);
     struct eep_note_message m = {.head = {EEP_NOTE_LOAD, .serial = serial}};
-    struct eep_note_load load = {
-        .kv_tokens = e->kv_tokens, .engine_id = e->engine_id, .has_cache = e->cache != NULL};
+    struct eep_note_load load = {.kv_tokens = e->kv_tokens,
+                                 .engine_id = e->engine_id,
+                                 .likeness = eep_engine_likeness(e),
+                                 .id = id,
+                                 .node = eep_member_find(state, id)->node,
+                                 .started = e->processes,
+                                 .has_cache = e->cache != NULL};
 
     if (e->layout != NULL) {
         load.layers = e->layout->layers;
@@ -98,7 +106,7 @@ static void tell_load(struct eep_engine *e, uint32_t origin, uint32_t serial)
         load.seats = e->layout->seats;
         load.slots = e->layout->slots_per_seat;
         for (uint32_t seat = 0; seat < load.seats; seat++) {
-            load.mine[seat] = state->seats[seat].next == origin;
+            load.mine[seat] = state->seats[seat].next == id;
         }
     }
     memcpy(m.data, &load, sizeof(load));
@@ -108,6 +116,92 @@ static void tell_load(struct eep_engine *e, uint32_t origin, uint32_t serial)
     }
 }
 
+/* ---- new processes ---- */
+
+/* This process's own words, with the program as it is on the disk. The caller frees both. */
+static enum eep_status read_command(char **text_out, char ***argv_out)
+{
+    static char self[PATH_MAX];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    size_t used = 0, capacity = 1 << 16, words = 0;
+    FILE *file = fopen("/proc/self/cmdline", "r");
+
+    EEP_TRY(eep_mem_alloc(1, capacity + 1, "a command", text_out));
+    if (file != NULL) {
+        used = fread(*text_out, 1, capacity, file);
+        fclose(file);
+    }
+    EEP_TRY(eep_mem_alloc(used + 2, sizeof(char *), "a command", argv_out));
+    if (length <= 0 || used == 0 || used == capacity) {
+        return EEP_FAIL(EEP_ERR_IO, "spawning: this program's command line cannot be read");
+    }
+    for (size_t at = 0; at < used; at += strlen(*text_out + at) + 1) {
+        (*argv_out)[words++] = *text_out + at;
+    }
+    (*argv_out)[0] = self;
+    return EEP_OK;
+}
+
+static enum eep_status begin_spawn(struct eep_engine *e, uint32_t count, uint32_t serial)
+{
+    char *text = NULL, **argv = NULL;
+    enum eep_status status = read_command(&text, &argv);
+
+    if (status == EEP_OK) {
+        const struct eep_spawn spawn = {
+            .argv = argv, .count = count, .beside = EEP_NO_RANK, .serial = serial};
+
+        status = e->xport->ops->spawn_begin(e->xport, &spawn);
+    }
+    eep_mem_free(argv);
+    eep_mem_free(text);
+    return status;
+}
+
+static void spawn(struct eep_engine *e, const struct eep_member_action *action)
+{
+    const enum eep_status status = begin_spawn(e, action->count, action->serial);
+
+    if (status != EEP_OK) {
+        eep_log(EEP_LOG_WARN, "no process can be started: %s", eep_error_text());
+        eep_members_failed(e, action->serial, status);
+        return;
+    }
+    e->joiners->spawn_serial = action->serial;
+    e->joiners->spawn_count = action->count;
+}
+
+/* Are they there? They belong to rank 0's node. */
+static enum eep_status look_for_spawned(struct eep_engine *e)
+{
+    struct eep_joiners *j = e->joiners;
+    const struct eep_member_record *me = eep_member_find(eep_engine_member_state(e), e->self);
+    uint32_t first;
+
+    if (j->spawn_serial == 0) {
+        return EEP_OK;
+    }
+    const enum eep_status status = e->xport->ops->spawn_test(e->xport, &first);
+
+    if (status == EEP_ERR_AGAIN) {
+        return EEP_OK;
+    }
+    const struct eep_member_event event = {
+        .kind = EEP_APPEARED, .member = EEP_NO_MEMBER, .serial = j->spawn_serial, .node = me->node};
+
+    if (status != EEP_OK) {
+        eep_log(EEP_LOG_WARN, "no process can be started: %s", eep_error_text());
+        eep_members_failed(e, j->spawn_serial, status);
+    }
+    for (uint32_t i = 0; i < j->spawn_count && status == EEP_OK; i++) {
+        EEP_TRY(eep_posts_add_event(e, &event, first + i));
+    }
+    j->spawn_serial = 0;
+    return EEP_OK;
+}
+
+/* ---- what is to be done ---- */
+
 void eep_joiners_ask(struct eep_engine *e, const struct eep_member_action *action)
 {
     struct eep_note_message m = {.head = {.serial = action->serial}};
@@ -115,32 +209,39 @@ void eep_joiners_ask(struct eep_engine *e, const struct eep_member_action *actio
     switch (action->kind) {
     case EEP_DO_ACTIVATE:
         m.head.kind = EEP_NOTE_ACTIVATE;
-        tell(e, action->member, &m, 0);
-        break;
-    case EEP_DO_LOAD:
-        tell_load(e, action->member, action->serial);
         break;
     case EEP_DO_PARK:
         m.head.kind = EEP_NOTE_PARK;
-        tell(e, action->member, &m, 0);
         break;
+    case EEP_DO_EXIT:
+        m.head.kind = EEP_NOTE_EXIT;
+        break;
+    case EEP_DO_LOAD:
+        tell_load(e, action->member, action->serial);
+        return;
+    case EEP_DO_SPAWN:
+        spawn(e, action);
+        return;
     default:
-        break;
+        return;
+    }
+    if (action->member != EEP_NO_MEMBER) {
+        tell(e, eep_members_origin(e, action->member), &m, 0);
     }
 }
 
 void eep_joiners_call(struct eep_engine *e, const uint32_t *origins, uint32_t count)
 {
-    const struct eep_topology *topo = &e->xport->topo;
     struct eep_note_message m = {.head = {EEP_NOTE_SWITCH, .count = count}};
 
     memcpy(m.data, origins, count * sizeof(*origins));
     for (uint32_t i = 0; i < count; i++) {
-        if (eep_member_life(eep_members_machine(e), origins[i]) == EEP_LIFE_JOINING) {
+        const uint32_t id = eep_members_of_origin(e, origins[i]);
+
+        if (eep_member_life(eep_members_machine(e), id) == EEP_LIFE_JOINING) {
             tell(e, origins[i], &m, count * sizeof(*origins));
         }
     }
-    EEP_ASSERT(topo->rank == 0);
 }
 
 /* ---- hearing ---- */
@@ -151,37 +252,56 @@ static enum eep_status hear(struct eep_engine *e, uint32_t from, const struct ee
     const struct eep_note *head = &m->head;
     const struct eep_member_event event = {
         .kind = head->kind == EEP_NOTE_APPEARED ? EEP_APPEARED : EEP_DONE,
-        .member = from,
+        .member = eep_members_of_origin(e, from),
         .serial = head->serial,
         .status = head->status,
     };
 
-    if (head->kind != EEP_NOTE_APPEARED && head->kind != EEP_NOTE_DONE) {
+    if ((head->kind != EEP_NOTE_APPEARED && head->kind != EEP_NOTE_DONE) ||
+        event.member == EEP_NO_MEMBER) {
         return EEP_OK; /* of an earlier rank 0 */
     }
     if (head->status != EEP_OK) {
-        eep_log(EEP_LOG_WARN, "member %u cannot join: %.*s", from,
+        eep_log(EEP_LOG_WARN, "member %u cannot join: %.*s", event.member,
                 (int)EEP_MIN(bytes, (size_t)head->count), (const char *)m->data);
     }
-    return eep_posts_add_event(e, &event);
+    return eep_posts_add_event(e, &event, from);
+}
+
+static bool is_told(const struct eep_joiners *j, uint32_t id)
+{
+    for (uint64_t n = 0; n < EEP_MIN(j->told_count, (uint64_t)EEP_MEMBERS_MAX); n++) {
+        if (j->told_dead[n] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A guest of a rank 0 that is lost went with it, and nobody else knows its process. */
+static bool is_dead(struct eep_engine *e, uint32_t id)
+{
+    const uint32_t origin = eep_members_origin(e, id);
+
+    return origin >= e->xport->topo.processes || e->xport->ops->roster_lost(e->xport, origin);
 }
 
 /* Those that are outside and have died. */
 static enum eep_status look_for_dead(struct eep_engine *e)
 {
     const struct eep_member_state *state = eep_engine_member_state(e);
+    struct eep_joiners *j = e->joiners;
 
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         const struct eep_member_record *r = &state->members[i];
         const bool outside = r->life == EEP_LIFE_PARKED || r->life == EEP_LIFE_JOINING;
 
-        if (outside && r->id < e->processes && !e->joiners->told_dead[r->id] &&
-            e->xport->ops->roster_lost(e->xport, r->id)) {
-            e->joiners->told_dead[r->id] = true;
+        if (outside && !is_told(j, r->id) && is_dead(e, r->id)) {
+            j->told_dead[j->told_count++ % EEP_MEMBERS_MAX] = r->id;
             eep_log(EEP_LOG_WARN, "member %u has died; it was %s", r->id,
                     eep_life_text((enum eep_life)r->life));
             EEP_TRY(eep_posts_add_event(
-                e, &(struct eep_member_event){.kind = EEP_GONE, .member = r->id}));
+                e, &(struct eep_member_event){.kind = EEP_GONE, .member = r->id}, EEP_NO_RANK));
         }
     }
     return EEP_OK;
@@ -203,5 +323,6 @@ enum eep_status eep_joiners_hear(struct eep_engine *e)
     while (eep_note_take(e, &from, &message, &bytes)) {
         EEP_TRY(hear(e, from, &message, bytes));
     }
+    EEP_TRY(look_for_spawned(e));
     return look_for_dead(e);
 }

@@ -19,11 +19,12 @@
 
 struct eep_members {
     struct eep_member *machine, *trial; /* trial: of a recovery that is not over */
-    uint32_t *ids;                      /* (ranks): member that each rank is */
+    uint32_t *ids;                      /* (EEP_MEMBERS_MAX), by rank: member that each one is */
     uint32_t *trial_ids;
     uint32_t *node_of; /* (started): by member; nodes are numbered as at the start */
     uint32_t started, active, self, seats;
     enum eep_on_loss on_loss;
+    bool can_spawn;
     uint32_t reseat; /* serial that reports of reseating name */
 
     /* What this process has to do for an operation. */
@@ -38,6 +39,7 @@ struct eep_members {
     uint32_t report_serial;        /* on its way to the others; 0: none */
     int32_t report_status;
     uint64_t told_ns; /* rank 0: when time was told last */
+    struct eep_spawned_list spawned;
     struct eep_member_action answers[ANSWERS_MAX];
     uint32_t answer_first, answer_count; /* counted over all time */
 
@@ -60,6 +62,7 @@ static enum eep_status create_machine(const struct eep_members *m, struct eep_me
         .seats = m->seats,
         .seats_max = m->seats,
         .on_loss = m->on_loss,
+        .can_spawn = m->can_spawn,
     };
 
     return eep_member_create(&params, m->self, machine_out);
@@ -71,15 +74,16 @@ static enum eep_status create(struct eep_engine *e, struct eep_members *m)
 
     m->started = e->processes;
     m->active = parked ? e->processes : e->xport->topo.size; /* parked: told by the ranks */
-    m->self = e->origin;
+    m->self = e->self;
+    m->can_spawn = e->one_machine;
     m->seats = seats_of(e);
     m->on_loss = e->on_loss == EEP_LOSS_RESPAWN ? EEP_ON_LOSS_RESPAWN : EEP_ON_LOSS_CONTINUE;
-    EEP_TRY(eep_mem_alloc(m->started, sizeof(uint32_t), "members", &m->ids));
-    EEP_TRY(eep_mem_alloc(m->started, sizeof(uint32_t), "members", &m->trial_ids));
+    EEP_TRY(eep_mem_alloc(EEP_MEMBERS_MAX, sizeof(uint32_t), "members", &m->ids));
+    EEP_TRY(eep_mem_alloc(EEP_MEMBERS_MAX, sizeof(uint32_t), "members", &m->trial_ids));
     EEP_TRY(eep_mem_alloc(m->started, sizeof(uint32_t), "nodes of members", &m->node_of));
     for (uint32_t r = 0; r < m->started; r++) {
         m->ids[r] = r;
-        m->node_of[r] = e->start_node_of[r];
+        m->node_of[r] = e->start_node_of != NULL ? e->start_node_of[r] : 0; /* told by the ranks */
     }
     return create_machine(m, &m->machine);
 }
@@ -232,7 +236,9 @@ static void act(struct eep_engine *e, const struct eep_member_action *action)
         forget_duties(m);
         break;
     case EEP_DO_ACTIVATE:
+    case EEP_DO_SPAWN:
     case EEP_DO_PARK:
+    case EEP_DO_EXIT:
         if (first && e->joiners != NULL) {
             eep_joiners_ask(e, action);
         }
@@ -366,9 +372,55 @@ enum eep_status eep_members_asked(struct eep_engine *e, const struct eep_member_
     return feed(e, &(struct eep_member_event){.kind = EEP_REQUEST, .request = *request});
 }
 
-enum eep_status eep_members_told(struct eep_engine *e, const struct eep_member_event *event)
+enum eep_status eep_members_told(struct eep_engine *e, const struct eep_member_event *event,
+                                 uint32_t origin)
 {
+    struct eep_spawned_list *spawned = &e->members->spawned;
+
+    if (event->kind == EEP_APPEARED && event->member == EEP_NO_MEMBER) {
+        const uint64_t at = spawned->count++ % EEP_MEMBERS_MAX;
+
+        spawned->items[at].id = eep_member_state(e->members->machine)->next_id;
+        spawned->items[at].origin = origin;
+    }
     return feed(e, event);
+}
+
+struct eep_spawned_list *eep_members_spawned(struct eep_engine *e)
+{
+    return &e->members->spawned;
+}
+
+uint32_t eep_members_origin(const struct eep_engine *e, uint32_t id)
+{
+    const struct eep_spawned_list *spawned = &e->members->spawned;
+    const uint64_t kept = EEP_MIN(spawned->count, (uint64_t)EEP_MEMBERS_MAX);
+
+    for (uint64_t n = spawned->count - kept; n < spawned->count; n++) {
+        if (spawned->items[n % EEP_MEMBERS_MAX].id == id) {
+            return spawned->items[n % EEP_MEMBERS_MAX].origin;
+        }
+    }
+    return id;
+}
+
+/* The newest one: a number of processes that came to nothing is given again. */
+uint32_t eep_members_of_origin(const struct eep_engine *e, uint32_t origin)
+{
+    const struct eep_spawned_list *spawned = &e->members->spawned;
+    const uint64_t kept = EEP_MIN(spawned->count, (uint64_t)EEP_MEMBERS_MAX);
+
+    for (uint64_t n = spawned->count; n-- > spawned->count - kept;) {
+        if (spawned->items[n % EEP_MEMBERS_MAX].origin == origin) {
+            return spawned->items[n % EEP_MEMBERS_MAX].id;
+        }
+    }
+    return origin < e->members->started ? origin : EEP_NO_MEMBER;
+}
+
+void eep_members_failed(struct eep_engine *e, uint32_t serial, enum eep_status status)
+{
+    report(e->members, serial, status);
 }
 
 const struct eep_member *eep_members_machine(const struct eep_engine *e)
@@ -403,12 +455,14 @@ bool eep_members_switching(const struct eep_engine *e, uint32_t *origins_out, ui
     }
     for (uint32_t r = 0; r < e->xport->topo.size; r++) {
         if (eep_member_life(m->machine, m->ids[r]) != EEP_LIFE_DRAINING) {
-            origins_out[count++] = m->ids[r];
+            origins_out[count++] = e->xport->topo.origin_of[r];
         }
     }
-    for (uint32_t id = 0; id < m->started; id++) {
-        if (eep_member_life(m->machine, id) == EEP_LIFE_JOINING) {
-            origins_out[count++] = id;
+    for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
+        const struct eep_member_record *r = &eep_member_state(m->machine)->members[i];
+
+        if (r->life == EEP_LIFE_JOINING) {
+            origins_out[count++] = eep_members_origin(e, r->id);
         }
     }
     *count_out = count;
@@ -438,9 +492,11 @@ bool eep_members_hold(const struct eep_engine *e)
 /* A seat that this process executes after the switch and its node does not hold. */
 static bool is_to_load(const struct eep_members *m, uint32_t seat)
 {
-    const struct eep_seat_record *record = &eep_member_state(m->machine)->seats[seat];
+    const struct eep_member_state *state = eep_member_state(m->machine);
+    const struct eep_seat_record *record = &state->seats[seat];
 
-    return record->next == m->self && (record->held_on & UINT64_C(1) << m->node_of[m->self]) == 0;
+    return record->next == m->self &&
+           (record->held_on & UINT64_C(1) << eep_member_find(state, m->self)->node) == 0;
 }
 
 static enum eep_status load_some(struct eep_engine *e, bool *done_out)
@@ -495,7 +551,7 @@ static void find_members(const struct eep_engine *e, uint32_t *by_rank, uint32_t
     for (uint32_t r = 0; r < topo->size; r++) {
         uint32_t at = r;
 
-        by_rank[r] = topo->origin_of[r];
+        by_rank[r] = eep_members_of_origin(e, topo->origin_of[r]);
         for (; at > 0 && ascending[at - 1] > by_rank[r]; at--) {
             ascending[at] = ascending[at - 1];
         }

@@ -9,6 +9,7 @@
  *            ◄── DONE                  it has all that it needs, or why not
  *     SWITCH     ──►                   both call regroup()
  *     PARK       ──►                   at any time: forget it
+ *     EXIT       ──►                   at any time: end
  *
  * What rank 0 hears travels to all ranks with the next step.
  */
@@ -26,6 +27,7 @@ enum eep_note_kind {
     EEP_NOTE_DONE,   /* followed by `count` bytes of text when `status` is a failure */
     EEP_NOTE_SWITCH, /* followed by `count` origins: the new ranks */
     EEP_NOTE_PARK,
+    EEP_NOTE_EXIT,
 };
 
 struct eep_note {
@@ -38,9 +40,11 @@ struct eep_note {
 
 struct eep_note_load {
     uint64_t kv_tokens, engine_id;
+    uint64_t likeness;                      /* of the ranks' program, checkpoint and parameters */
+    uint32_t id, node;                      /* the receiver's */
+    uint32_t started;                       /* processes, with the job */
     uint32_t layers, experts, seats, slots; /* of the layout; slots of a seat */
     uint32_t has_cache;
-    uint32_t reserved;
     uint8_t mine[EEP_SEATS_MAX]; /* 1: to be executed by the receiver */
 };
 
@@ -52,7 +56,7 @@ struct eep_note_message {
 };
 
 _Static_assert(sizeof(struct eep_note) == 24, "travels between processes");
-_Static_assert(sizeof(struct eep_note_load) == 40 + EEP_SEATS_MAX, "travels between processes");
+_Static_assert(sizeof(struct eep_note_load) == 56 + EEP_SEATS_MAX, "travels between processes");
 _Static_assert(sizeof(struct eep_note_message) == EEP_ROSTER_BYTES_MAX, "a message");
 _Static_assert(EEP_MEMBERS_MAX * sizeof(uint32_t) <= EEP_NOTE_DATA_MAX, "a world's origins");
 

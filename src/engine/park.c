@@ -120,6 +120,13 @@ static enum eep_status load(struct eep_engine *e)
     eep_engine_release(e);
     e->kv_tokens = e->park->load.kv_tokens;
     e->engine_id = e->park->load.engine_id;
+    e->self = e->park->load.id;
+    e->home_node = e->park->load.node;
+    e->processes = e->park->load.started;
+    if (e->park->load.likeness != eep_engine_likeness(e)) {
+        return EEP_FAIL(EEP_ERR_STALE, "this process has another version of eep, another "
+                                       "checkpoint or other parameters than the ranks");
+    }
     EEP_TRY(take_layout(e));
     EEP_TRY(load_seats(e));
     eep_ckpt_drop_pages(e->ckpt);
@@ -246,7 +253,7 @@ static enum eep_status come_in(struct eep_engine *e, const struct eep_note_messa
 }
 
 static enum eep_status hear(struct eep_engine *e, uint32_t from, const struct eep_note_message *m,
-                            size_t bytes)
+                            size_t bytes, bool *ended_out)
 {
     switch ((enum eep_note_kind)m->head.kind) {
     case EEP_NOTE_ACTIVATE:
@@ -263,6 +270,9 @@ static enum eep_status hear(struct eep_engine *e, uint32_t from, const struct ee
         return EEP_OK;
     case EEP_NOTE_SWITCH:
         return come_in(e, m, bytes);
+    case EEP_NOTE_EXIT:
+        *ended_out = e->left = true;
+        return EEP_OK;
     case EEP_NOTE_PARK:
         e->park->is_loaded = false;
         eep_engine_release(e);
@@ -285,7 +295,7 @@ static enum eep_status wait(struct eep_engine *e, bool *ended_out)
     uint32_t from;
     size_t bytes;
 
-    while (e->park != NULL) {
+    while (e->park != NULL && !*ended_out) {
         const enum eep_status status = e->xport->ops->roster_wait(e->xport, LOOK_NS);
 
         if (status == EEP_ERR_REVOKED) {
@@ -295,8 +305,8 @@ static enum eep_status wait(struct eep_engine *e, bool *ended_out)
         if (status != EEP_OK && status != EEP_ERR_TIMEOUT) {
             return status;
         }
-        while (e->park != NULL && eep_note_take(e, &from, &message, &bytes)) {
-            EEP_TRY(hear(e, from, &message, bytes));
+        while (e->park != NULL && !*ended_out && eep_note_take(e, &from, &message, &bytes)) {
+            EEP_TRY(hear(e, from, &message, bytes, ended_out));
         }
     }
     return EEP_OK;

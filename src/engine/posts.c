@@ -45,11 +45,12 @@ struct wire_members {
 struct wire_member_event {
     uint32_t kind, member, serial;
     int32_t status;
+    uint32_t node, origin;
 };
 
 _Static_assert(sizeof(struct post) == 8, "travels between ranks");
 _Static_assert(sizeof(struct wire_request) == 56, "travels between ranks");
-_Static_assert(sizeof(struct wire_member_event) == 16, "travels between ranks");
+_Static_assert(sizeof(struct wire_member_event) == 24, "travels between ranks");
 _Static_assert(sizeof(struct wire_members) == EEP_OPERATION_ID_BYTES + 24, "travels between ranks");
 
 void eep_engine_open(struct eep_engine *e)
@@ -146,12 +147,15 @@ enum eep_status eep_engine_ask_members(struct eep_engine *e, const struct eep_me
                     r->drain_count * sizeof(uint32_t));
 }
 
-enum eep_status eep_posts_add_event(struct eep_engine *e, const struct eep_member_event *event)
+enum eep_status eep_posts_add_event(struct eep_engine *e, const struct eep_member_event *event,
+                                    uint32_t origin)
 {
     const struct wire_member_event head = {.kind = event->kind,
                                            .member = event->member,
                                            .serial = event->serial,
-                                           .status = event->status};
+                                           .status = event->status,
+                                           .node = event->node,
+                                           .origin = origin};
 
     return add_post(e, POST_EVENT, &head, sizeof(head), NULL, 0);
 }
@@ -205,14 +209,15 @@ static enum eep_status apply_event(struct eep_engine *e, const unsigned char *da
     struct wire_member_event head;
 
     memcpy(&head, data, sizeof(head));
-    return eep_members_told(
-        e, &(struct eep_member_event){
-               .kind = (enum eep_member_event_kind)head.kind,
-               .member = head.member,
-               .serial = head.serial,
-               .status = head.status,
-               .node = head.member < e->processes ? e->start_node_of[head.member] : 0,
-           });
+    const struct eep_member_event event = {
+        .kind = (enum eep_member_event_kind)head.kind,
+        .member = head.member,
+        .serial = head.serial,
+        .status = head.status,
+        .node = head.node,
+    };
+
+    return eep_members_told(e, &event, head.origin);
 }
 
 static enum eep_status apply_post(struct eep_engine *e, enum post_kind kind,

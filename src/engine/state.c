@@ -11,7 +11,8 @@
 #include "engine/look.h"
 #include "engine/mover.h"
 
-/* In front; then ranks_before numbers, padded, the membership's state, and the requests. */
+/* In front; then a number for each rank, padded, the membership's state, who was spawned, and the
+ * requests. */
 struct wire_state {
     uint64_t bytes; /* of all */
     uint64_t position, epoch, ends;
@@ -77,7 +78,7 @@ static unsigned char *pack_entry(unsigned char *to, const struct eep_request_ent
 static size_t state_bytes(const struct eep_engine *e, uint32_t ranks)
 {
     size_t bytes = sizeof(struct wire_state) + padded(ranks * sizeof(uint32_t)) +
-                   sizeof(struct eep_member_state);
+                   sizeof(struct eep_member_state) + sizeof(struct eep_spawned_list);
 
     for (size_t i = 0; i < e->request_count; i++) {
         bytes += entry_bytes(&e->requests[i]);
@@ -85,7 +86,7 @@ static size_t state_bytes(const struct eep_engine *e, uint32_t ranks)
     return bytes;
 }
 
-static void pack(const struct eep_engine *e, const struct eep_handed *h, unsigned char *to)
+static void pack(struct eep_engine *e, const struct eep_handed *h, unsigned char *to)
 {
     const uint32_t ranks = e->xport->topo.size;
     const struct wire_state head = {
@@ -110,6 +111,8 @@ static void pack(const struct eep_engine *e, const struct eep_handed *h, unsigne
     to += padded(ranks * sizeof(uint32_t));
     memcpy(to, eep_engine_member_state(e), sizeof(struct eep_member_state));
     to += sizeof(struct eep_member_state);
+    memcpy(to, eep_members_spawned(e), sizeof(struct eep_spawned_list));
+    to += sizeof(struct eep_spawned_list);
     for (size_t i = 0; i < e->request_count; i++) {
         to = pack_entry(to, &e->requests[i]);
     }
@@ -175,6 +178,8 @@ static enum eep_status unpack(struct eep_engine *e, struct eep_handed *h, const 
     eep_mem_free(members);
     EEP_TRY(status);
     from += sizeof(*members);
+    memcpy(eep_members_spawned(e), from, sizeof(struct eep_spawned_list));
+    from += sizeof(struct eep_spawned_list);
     for (uint64_t i = 0; i < head.requests; i++) {
         EEP_TRY(unpack_entry(e, &from));
     }

@@ -105,7 +105,7 @@ enum eep_status eep_threads_set(struct eep_engine *e, uint32_t wanted)
 
 enum eep_status eep_threads_share(struct eep_engine *e)
 {
-    if (e->cores.count > 0) {
+    if (e->cores.count > 0 && e->xport->topo.rank != EEP_NO_RANK) {
         EEP_TRY(share_out(e->xport, &e->cores, &e->threads));
     }
     e->threads = EEP_MIN(e->threads, MAX_THREADS);

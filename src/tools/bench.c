@@ -17,6 +17,7 @@ static const struct eep_command_help help = {
                "  move       experts that move, against plain copies and still steps\n"
                "  model      prompt and generation speed of a whole checkpoint\n"
                "  recover    what the loss of ranks costs\n"
+               "  scale      what it costs that ranks join and leave\n"
                "  restart    first token with a filled weight cache and without\n\n"
                "`eep bench NAME --help` tells a benchmark's options.",
 };
@@ -29,6 +30,7 @@ static const struct {
     {"eplb", eep_bench_eplb},       {"move", eep_bench_move},
     {"model", eep_bench_model},     {"restart", eep_bench_restart},
     {"recover", eep_bench_recover},
+    {"scale", eep_bench_scale},
 };
 
 static int by_value(const void *a, const void *b)

@@ -10,6 +10,7 @@ int eep_bench_eplb(int argc, char **argv);
 int eep_bench_move(int argc, char **argv);
 int eep_bench_model(int argc, char **argv);
 int eep_bench_recover(int argc, char **argv);
+int eep_bench_scale(int argc, char **argv);
 int eep_bench_restart(int argc, char **argv);
 
 /** Sort, the smallest first. */

@@ -429,9 +429,23 @@ static enum eep_status write_logits(struct generate *g)
     return status;
 }
 
+static enum eep_status prepare_here(struct generate *g)
+{
+    char path[4096];
+
+    /* A model that has ids alone is all right. */
+    snprintf(path, sizeof(path), "%s/tokenizer.json", g->engine_opts.model);
+    g->no_text = access(path, F_OK) != 0 && errno == ENOENT;
+    EEP_TRY(eep_engine_load(g->engine));
+    return eep_tool_admin_open(&g->admin_opts, g->engine, &g->admin);
+}
+
 static enum eep_status prepare(struct generate *g)
 {
     EEP_TRY(eep_engine_opts_create(&g->engine_opts, &g->engine));
+    if (eep_engine_is_parked(g->engine)) { /* it was spawned, and is given the prompts */
+        return prepare_here(g);
+    }
     if (g->streaming) {
         eep_engine_open(g->engine);
     } else {
@@ -442,14 +456,7 @@ static enum eep_status prepare(struct generate *g)
     }
     EEP_TRY(eep_engine_agree(g->engine, "results", make_room(g)));
     EEP_TRY(eep_shared_page_open(g->engine, sizeof(*g->page), &g->page));
-
-    /* A model that has ids alone is all right. */
-    char path[4096];
-
-    snprintf(path, sizeof(path), "%s/tokenizer.json", g->engine_opts.model);
-    g->no_text = access(path, F_OK) != 0 && errno == ENOENT;
-    EEP_TRY(eep_engine_load(g->engine));
-    return eep_tool_admin_open(&g->admin_opts, g->engine, &g->admin);
+    return prepare_here(g);
 }
 
 static enum eep_status run(struct generate *g)
