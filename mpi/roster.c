@@ -20,7 +20,7 @@
 #include "base/clock.h"
 #include "roster_int.h"
 
-#define SEND_NS (200 * EEP_NS_PER_MS) /* for the last messages to go out */
+#define SEND_NS EEP_NS_PER_S /* for the last messages to go out, and to be heard */
 #define NAP_NS_MIN (EEP_NS_PER_MS / 20)
 #define NAP_NS_MAX (5 * EEP_NS_PER_MS)
 #define OLD_NS (2 * EEP_NS_PER_S) /* for messages on their way when there is a new roster */
@@ -295,6 +295,19 @@ static void mark_dead(struct eep_world *world)
     mark_dead_of(world, &world->roster->bridge);
 }
 
+/* A message of a process that has ended meanwhile may be lost. */
+static bool all_have_heard(struct eep_world *world)
+{
+    const struct eep_roster *r = world->roster;
+
+    for (uint32_t o = 0; o < r->processes; o++) {
+        if (r->process[o].called && !r->process[o].dead && r->process[o].ready != EEP_END_HEARD) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void eep_roster_tell_end(struct eep_world *world, enum eep_status status)
 {
     struct eep_roster *r = world->roster;
@@ -306,11 +319,13 @@ void eep_roster_tell_end(struct eep_world *world, enum eep_status status)
     }
     mark_dead(world);
     for (uint32_t o = 0; o < r->processes; o++) {
-        if (!r->process[o].active && !r->process[o].dead && o != world->origin) {
+        r->process[o].called = !r->process[o].active && !r->process[o].dead && o != world->origin;
+        if (r->process[o].called) {
             (void)eep_roster_post(world, o, EEP_LEFT_TAG, &left, sizeof(left));
         }
     }
-    while (!all_sent(r) && eep_clock_ns() < end_ns) {
+    while ((!all_sent(r) || !all_have_heard(world)) && eep_clock_ns() < end_ns) {
+        eep_roster_pump(world);
         eep_wait_nap(EEP_NS_PER_MS / 10);
     }
 }
@@ -365,8 +380,10 @@ static void take_in(struct eep_roster *r, const struct eep_channel *channel)
 }
 
 /* True when a message of another kind than the caller's was dealt with. */
-static bool deal_with(struct eep_roster *r, const struct eep_mail *mail)
+static bool deal_with(struct eep_world *world, const struct eep_mail *mail)
 {
+    const uint64_t heard = EEP_END_HEARD;
+    struct eep_roster *r = world->roster;
     struct eep_call head;
     int32_t left;
 
@@ -388,6 +405,9 @@ static bool deal_with(struct eep_roster *r, const struct eep_mail *mail)
         memcpy(&left, mail->data, sizeof(left));
         r->job_over = r->job_over || left == EEP_OK;
         r->process[mail->from].active = false;
+        if (left == EEP_OK) {
+            (void)eep_roster_post(world, mail->from, EEP_READY_TAG, &heard, sizeof(heard));
+        }
         return true;
     default:
         return false;
@@ -448,7 +468,7 @@ void eep_roster_pump(struct eep_world *world)
             (void)MPI_Wait(&mail->request, MPI_STATUS_IGNORE);
             mail->here = true;
         }
-        if (mail->here && !is_blocked(r, mail) && deal_with(r, mail)) {
+        if (mail->here && !is_blocked(r, mail) && deal_with(world, mail)) {
             *at = mail->next;
             free(mail);
         } else {

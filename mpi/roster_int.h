@@ -52,6 +52,9 @@ struct eep_process {
     uint64_t ready; /* serial that it has answered to, for the leader */
 };
 
+/** In the place of a call's serial: that the job ends is heard. */
+#define EEP_END_HEARD UINT64_MAX
+
 struct eep_roster {
     struct eep_channel all;    /* those who were let in */
     struct eep_channel old[2]; /* those before: messages may still come by them for a while, ... */
