@@ -658,6 +658,9 @@ static enum eep_status test_survive(const char *how, uint32_t at_a_time, uint64_
             return status; /* made to fail */
         }
         CHECK(status == EEP_ERR_PEER_LOST, "status %d: %s", (int)status, eep_error_text());
+        if (xport->topo.rank >= first && xport->topo.rank < first + dead) {
+            go(how); /* it has seen the others' end before its own */
+        }
         for (;;) {
             status = xport->ops->recover(xport, was);
             if (status == EEP_OK) {
