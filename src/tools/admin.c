@@ -424,6 +424,13 @@ static void ask_members(struct eep_tool_admin *a, struct eep_admin_request *requ
                "--on-loss=stop or without fault tolerance");
         return;
     }
+    if (request->host_count > 0) {
+        refuse(
+            a, request, EEP_ADMIN_NOT_FOUND,
+            "this job cannot start ranks on machines of your choice: parked processes join where "
+            "they are, new ones on rank 0's; start it with all machines and --ep-size");
+        return;
+    }
     if (strlen(request->id) >= sizeof(ask.id) || request->member_count > EEP_MEMBERS_MAX) {
         refuse(a, request, EEP_ADMIN_BAD, "an id has at most 39 characters, a list 256 members");
         return;
