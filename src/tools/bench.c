@@ -29,8 +29,7 @@ static const struct {
     {"moe", eep_bench_moe},         {"dispatch", eep_bench_dispatch},
     {"eplb", eep_bench_eplb},       {"move", eep_bench_move},
     {"model", eep_bench_model},     {"restart", eep_bench_restart},
-    {"recover", eep_bench_recover},
-    {"scale", eep_bench_scale},
+    {"recover", eep_bench_recover}, {"scale", eep_bench_scale},
 };
 
 static int by_value(const void *a, const void *b)
