@@ -162,13 +162,9 @@ int eep_bench_model(int argc, char **argv)
         {"json", EEP_OPT_FLAG, &b.json, NULL, "one JSON object per row"},
     };
 
-    eep_engine_opts_table(&b.engine_opts, opts + 5);
-    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    const int ended = eep_engine_opts_parse(&help, &b.engine_opts, opts, 5, argc, argv);
     if (ended != EEP_OPTS_GO_ON) {
         return ended;
-    }
-    if (eep_engine_opts_check(&b.engine_opts, &help) != EEP_EXIT_OK) {
-        return EEP_EXIT_USAGE;
     }
     if (b.prompt_tokens == 0 || b.max_tokens < 2 || b.repeats == 0 || b.repeats > 1000) {
         return eep_opts_wrong(&help, "--prompt-tokens must be 1 or more, --max-tokens 2 or more, "

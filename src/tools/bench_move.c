@@ -296,13 +296,9 @@ int eep_bench_move(int argc, char **argv)
         {"json", EEP_OPT_FLAG, &b.json, NULL, "one JSON object per part"},
     };
 
-    eep_engine_opts_table(&b.engine_opts, opts + 4);
-    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    const int ended = eep_engine_opts_parse(&help, &b.engine_opts, opts, 4, argc, argv);
     if (ended != EEP_OPTS_GO_ON) {
         return ended;
-    }
-    if (eep_engine_opts_check(&b.engine_opts, &help) != EEP_EXIT_OK) {
-        return EEP_EXIT_USAGE;
     }
     if (b.repeats == 0 || b.repeats > 1000 || b.steps < 10 || b.steps > 100000 ||
         b.sequences == 0 || b.sequences > 1024) {

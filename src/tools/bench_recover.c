@@ -317,13 +317,9 @@ int eep_bench_recover(int argc, char **argv)
         {"json", EEP_OPT_FLAG, &b.json, NULL, "one JSON object per loss"},
     };
 
-    eep_engine_opts_table(&b.engine_opts, opts + 3);
-    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    const int ended = eep_engine_opts_parse(&help, &b.engine_opts, opts, 3, argc, argv);
     if (ended != EEP_OPTS_GO_ON) {
         return ended;
-    }
-    if (eep_engine_opts_check(&b.engine_opts, &help) != EEP_EXIT_OK) {
-        return EEP_EXIT_USAGE;
     }
     if (b.sequences == 0) {
         return eep_opts_wrong(&help, "--sequences must be at least 1");

@@ -50,7 +50,6 @@ struct bench_scale {
     uint64_t posted;
     uint64_t last_ns, asked_ns, done_ns;
     double quiet_ms[QUIET_STEPS], step_ms, longest_ms;
-    uint64_t switches;
 };
 
 /* ---- load ---- */
@@ -97,7 +96,6 @@ static enum eep_status ask(struct bench_scale *b)
     snprintf(request.id, sizeof(request.id), "bench-%u", b->changes);
     b->asked_ns = eep_clock_ns();
     b->longest_ms = 0;
-    b->switches = eep_engine_losses(b->engine)->switches;
     return eep_engine_ask_members(b->engine, &request);
 }
 
@@ -225,7 +223,7 @@ static enum eep_status run(struct bench_scale *b)
 
 int eep_bench_scale(int argc, char **argv)
 {
-    struct bench_scale b = {.sequences = 4, .cycles = 3};
+    struct bench_scale b = {.engine_opts.can_park = true, .sequences = 4, .cycles = 3};
     struct eep_opt opts[EEP_ENGINE_OPT_COUNT + 4] = {
         {"sequences", EEP_OPT_U32, &b.sequences, "N", "requests for each of M ranks (default 4)"},
         {"cycles", EEP_OPT_U32, &b.cycles, "N", "up and down so often (default 3)"},
@@ -233,13 +231,9 @@ int eep_bench_scale(int argc, char **argv)
         {"json", EEP_OPT_FLAG, &b.json, NULL, "one JSON object per change"},
     };
 
-    eep_engine_opts_table(&b.engine_opts, opts + 4);
-    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    const int ended = eep_engine_opts_parse(&help, &b.engine_opts, opts, 4, argc, argv);
     if (ended != EEP_OPTS_GO_ON) {
         return ended;
-    }
-    if (eep_engine_opts_check(&b.engine_opts, &help) != EEP_EXIT_OK) {
-        return EEP_EXIT_USAGE;
     }
     if (b.sequences == 0 || b.cycles == 0 || b.engine_opts.ep_size == 0) {
         return eep_opts_wrong(&help, "--ep-size is needed; --sequences and --cycles must be at "

@@ -99,46 +99,47 @@ static void show_bar(void *context, uint64_t done, uint64_t total)
     fflush(stderr);
 }
 
-/* The mode by its name; -1 if there is none such. */
+/* The place of a name in a list that ends with NULL, which is the value of its enum; -1: it is not
+ * there. */
+static int find_name(const char *const *names, const char *name)
+{
+    for (int i = 0; names[i] != NULL; i++) {
+        if (strcmp(names[i], name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
 static int cache_mode(const struct eep_engine_opts *v)
 {
-    static const char *const names[] = {"off", "job", "keep", "require"};
+    static const char *const names[] = {"off", "job", "keep", "require", NULL};
 
     if (v->cache == NULL) {
         return v->cache_dir != NULL ? EEP_CACHE_KEEP : EEP_CACHE_JOB;
     }
-    for (int mode = EEP_CACHE_OFF; mode <= EEP_CACHE_REQUIRE; mode++) {
-        if (strcmp(v->cache, names[mode]) == 0) {
-            return mode;
-        }
-    }
-    return -1;
+    return find_name(names, v->cache);
 }
 
-/* The policy by its name; -1 if there is none such. */
 static int balance_policy(const struct eep_engine_opts *v)
 {
-    static const char *const names[] = {"eep", "deepseek", "shuffle"};
+    static const char *const names[] = {"eep", "deepseek", "shuffle", NULL};
 
-    for (int policy = EEP_BALANCE_EEP; policy <= EEP_BALANCE_SHUFFLE; policy++) {
-        if (v->rebalance_policy == NULL || strcmp(v->rebalance_policy, names[policy]) == 0) {
-            return policy;
-        }
-    }
-    return -1;
+    return find_name(names, v->rebalance_policy != NULL ? v->rebalance_policy : "eep");
 }
 
-/* The mode by its name; -1 if there is none such. */
 static int loss_mode(const struct eep_engine_opts *v)
 {
-    static const char *const names[] = {"stop", "shrink", "respawn"};
+    static const char *const names[] = {"stop", "shrink", "respawn", NULL};
 
-    for (int mode = EEP_LOSS_STOP; mode <= EEP_LOSS_RESPAWN; mode++) {
-        if (strcmp(v->on_loss != NULL ? v->on_loss : "shrink", names[mode]) == 0) {
-            return mode;
-        }
-    }
-    return -1;
+    return find_name(names, v->on_loss != NULL ? v->on_loss : "shrink");
+}
+
+static int backup_mode(const struct eep_engine_opts *v)
+{
+    static const char *const names[] = {"none", "partner", NULL};
+
+    return find_name(names, v->backup != NULL ? v->backup : "none");
 }
 
 int eep_engine_opts_check(const struct eep_engine_opts *v, const struct eep_command_help *help)
@@ -151,8 +152,12 @@ int eep_engine_opts_check(const struct eep_engine_opts *v, const struct eep_comm
         return eep_opts_wrong(help, "--on-loss must be shrink, respawn or stop, not '%s'",
                               v->on_loss);
     }
-    if (v->backup != NULL && strcmp(v->backup, "none") != 0 && strcmp(v->backup, "partner") != 0) {
+    if (backup_mode(v) < 0) {
         return eep_opts_wrong(help, "--backup must be none or partner, not '%s'", v->backup);
+    }
+    if (!v->can_park && (v->ep_size != 0 || loss_mode(v) == EEP_LOSS_RESPAWN)) {
+        return eep_opts_wrong(help, "nobody can join this command: leave out --ep-size and "
+                                    "--on-loss=respawn");
     }
     if (v->model == NULL) {
         return eep_opts_wrong(help, "--model is needed");
@@ -162,6 +167,20 @@ int eep_engine_opts_check(const struct eep_engine_opts *v, const struct eep_comm
                               v->cache);
     }
     return EEP_EXIT_OK;
+}
+
+int eep_engine_opts_parse(const struct eep_command_help *help, struct eep_engine_opts *v,
+                          struct eep_opt *opts, size_t own, int argc, char **argv)
+{
+    eep_engine_opts_table(v, opts + own);
+    const int ended = eep_opts_parse(help, opts, own + EEP_ENGINE_OPT_COUNT, argc, argv, NULL);
+
+    if (ended != EEP_OPTS_GO_ON) {
+        return ended;
+    }
+    const int usage = eep_engine_opts_check(v, help);
+
+    return usage == EEP_EXIT_OK ? EEP_OPTS_GO_ON : usage;
 }
 
 static void report_refusal(void *context, enum eep_status status)

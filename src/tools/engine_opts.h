@@ -25,9 +25,10 @@ struct eep_engine_opts {
     uint32_t attach_timeout_s;
     const char *on_loss;           /* shrink, respawn or stop */
     uint32_t ep_size, max_ep_size; /* 0: not given */
-    uint32_t silent_after_s;       /* UINT32_MAX: not given */
-    const char *backup;            /* none or partner */
-    const char *rebalance_policy;  /* eep, deepseek or shuffle */
+    bool can_park; /* no option: the command knows what to do while its process is no rank */
+    uint32_t silent_after_s;      /* UINT32_MAX: not given */
+    const char *backup;           /* none or partner */
+    const char *rebalance_policy; /* eep, deepseek or shuffle */
     struct eep_rebalance_params rebalance;
 };
 
@@ -43,6 +44,15 @@ void eep_engine_opts_table(struct eep_engine_opts *values, struct eep_opt *opts_
 /** Check what can be checked before an engine is made: EEP_EXIT_OK, or EEP_EXIT_USAGE and said. */
 int eep_engine_opts_check(const struct eep_engine_opts *values,
                           const struct eep_command_help *help);
+
+/**
+ * Parse a command's options, `own` of them, behind which opts has room for EEP_ENGINE_OPT_COUNT,
+ * and check those of the engine.
+ *
+ * @return EEP_OPTS_GO_ON, or the exit status that the command ends with
+ */
+int eep_engine_opts_parse(const struct eep_command_help *help, struct eep_engine_opts *values,
+                          struct eep_opt *opts, size_t own, int argc, char **argv);
 
 /** Make an engine as the options say; a loading bar is shown on rank 0's terminal. Collective. */
 EEP_MUST_CHECK enum eep_status eep_engine_opts_create(const struct eep_engine_opts *values,

@@ -157,13 +157,9 @@ int eep_cmd_eval(int argc, char **argv)
         {"json", EEP_OPT_FLAG, &v.json, NULL, "the result as one JSON object"},
     };
 
-    eep_engine_opts_table(&v.engine_opts, opts + 3);
-    const int ended = eep_opts_parse(&help, opts, sizeof(opts) / sizeof(opts[0]), argc, argv, NULL);
+    const int ended = eep_engine_opts_parse(&help, &v.engine_opts, opts, 3, argc, argv);
     if (ended != EEP_OPTS_GO_ON) {
         return ended;
-    }
-    if (eep_engine_opts_check(&v.engine_opts, &help) != EEP_EXIT_OK) {
-        return EEP_EXIT_USAGE;
     }
     if (v.text == NULL) {
         return eep_opts_wrong(&help, "--text is needed");

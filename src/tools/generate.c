@@ -523,7 +523,8 @@ static int end(struct generate *g, enum eep_status status)
 
 int eep_cmd_generate(int argc, char **argv)
 {
-    struct generate g = {.source.defaults = {.max_tokens = 128, .top_p = 1.0}};
+    struct generate g = {.engine_opts.can_park = true,
+                         .source.defaults = {.max_tokens = 128, .top_p = 1.0}};
     struct eep_request *d = &g.source.defaults;
     struct eep_opt opts[EEP_ENGINE_OPT_COUNT + EEP_TOOL_ADMIN_OPT_COUNT + 12] = {
         {"prompt", EEP_OPT_STRING, &g.source.text, "TEXT", "one prompt"},
