@@ -66,10 +66,11 @@ struct eep_spawn_try {
 
 /* ---- does the program work? ---- */
 
-/* The probe must not take itself for this rank. */
+/* The probe must not take itself for this rank: neither before MPI, nor where eep's own variables
+ * say what a rank is to read and write. */
 static char **environment_without_launcher(void)
 {
-    static const char *const prefixes[] = {"PMIX_", "PMI_", "OMPI_COMM_", "PRTE_"};
+    static const char *const prefixes[] = {"PMIX_", "PMI_", "OMPI_COMM_", "PRTE_", "EEP_"};
     size_t count = 0, kept = 0;
 
     while (environ[count] != NULL) {

@@ -497,7 +497,10 @@ static int end(struct generate *g, enum eep_status status)
 {
     const bool stops =
         g->engine_opts.on_loss != NULL && strcmp(g->engine_opts.on_loss, "stop") == 0;
-    const bool gone_on_without = g->engine != NULL && eep_engine_has_left(g->engine);
+    /* Also while it is no rank, or was spawned and did not come to be one. */
+    const bool gone_on_without =
+        g->engine != NULL ? eep_engine_has_left(g->engine) || eep_engine_is_parked(g->engine)
+                          : eep_status_spawned();
     int exit_status;
 
     eep_tool_admin_close(g->admin);

@@ -31,7 +31,8 @@
 #include "tools/tools.h"
 
 #define STATUS_ENV "EEP_STATUS_FILE"
-#define MAX_OPTIONS 24 /* words before the command */
+#define SPAWNED_RANK "1000000" /* not the job's first one */
+#define MAX_OPTIONS 24         /* words before the command */
 #define TURN_US 100000u
 #define TURNS_MAX 9 /* usleep() takes less than a second */
 
@@ -42,6 +43,15 @@ enum { HAVE_MPI = 0 };
 #endif
 
 /* ---- the ranks' side ---- */
+
+/* Spawned processes are numbered from 0 in a namespace of their own, the job's second or later. */
+bool eep_status_spawned(void)
+{
+    const char *name = getenv("PMIX_NAMESPACE");
+    const char *number = name != NULL ? strrchr(name, '@') : NULL;
+
+    return number != NULL && strcmp(number, "@1") != 0;
+}
 
 void eep_status_file_forget(void)
 {
@@ -73,7 +83,7 @@ static void write_status(const char *rank, int status)
  * some of 100 runs. So rank 0 goes first, and the launcher ends the rest while they wait here. */
 void eep_status_file_write(int status)
 {
-    const char *rank = getenv("PMIX_RANK");
+    const char *rank = eep_status_spawned() ? SPAWNED_RANK : getenv("PMIX_RANK");
 
     write_status(rank, status);
     if (rank != NULL && status != EEP_EXIT_OK) {

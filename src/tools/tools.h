@@ -49,6 +49,9 @@ void eep_status_file_write(int status);
  */
 void eep_status_file_forget(void);
 
+/** This process was not started by mpirun, but by a rank of the job. */
+bool eep_status_spawned(void);
+
 /**
  * Before a rank ends with an error: let the one that speaks go first. A launcher ends the job when
  * a rank ends with an error, and may drop what another has just written. Nothing under no launcher.
