@@ -106,6 +106,9 @@ EEP_MUST_CHECK enum eep_status eep_wait_until(struct eep_world *world, struct ee
 /** Sleep, to look again. */
 void eep_wait_nap(uint64_t ns);
 
+/** The longer, the longer it was waited already, up to `most_ns`. */
+void eep_wait_nap_after(uint64_t waited_ns, uint64_t most_ns);
+
 /** Wake the ranks of this node that sleep in eep_wait_until(), after a flag was set. */
 void eep_wait_notify(struct eep_world *world);
 
@@ -205,6 +208,9 @@ void eep_world_begin_loss(struct eep_world *world);
 
 /** A rank of another node that has told that it gave up, or EEP_NO_RANK. */
 uint32_t eep_world_far_leaver(struct eep_world *world);
+
+/** This process's rank, and how many there are, in the world's communicator. */
+EEP_MUST_CHECK enum eep_status eep_world_find_place(struct eep_world *world, const char *what);
 
 /** Find the topology and make the node's segment, once rank and size are known. Collective. */
 EEP_MUST_CHECK enum eep_status eep_world_settle(struct eep_world *world);

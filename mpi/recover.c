@@ -96,17 +96,6 @@ static enum eep_status agree_on_survivors(struct eep_world *world, MPI_Comm *con
                                             "are: too many were lost at a time");
 }
 
-static enum eep_status find_own_place(struct eep_world *world, MPI_Comm control)
-{
-    int rank, size;
-
-    EEP_MPI_TRY(world, "recovery", MPI_Comm_rank(control, &rank));
-    EEP_MPI_TRY(world, "recovery", MPI_Comm_size(control, &size));
-    world->xport.topo.rank = (uint32_t)rank;
-    world->xport.topo.size = (uint32_t)size;
-    return EEP_OK;
-}
-
 enum eep_status eep_world_recover(struct eep_xport *xport, uint32_t *was_out)
 {
     struct eep_world *world = (struct eep_world *)xport;
@@ -129,7 +118,7 @@ enum eep_status eep_world_recover(struct eep_xport *xport, uint32_t *was_out)
     world->death = false;
     world->losses++; /* it never ends by MPI_Finalize() */
     world->broken = EEP_OK;
-    EEP_TRY(find_own_place(world, control));
+    EEP_TRY(eep_world_find_place(world, "recovery"));
     EEP_TRY(eep_world_settle(world));
     eep_roster_recovered(world);
     EEP_TRY(eep_control_allgather(xport, "recovery", &world->was, sizeof(world->was), was_out));

@@ -24,18 +24,24 @@
 #include "roster_int.h"
 
 #define PARKED_WAITS 5 /* as long as a rank, for the ranks to call */
-#define NAP_NS_MIN (EEP_NS_PER_MS / 20)
-#define NAP_NS_MAX (5 * EEP_NS_PER_MS)
 
 /* ---- a new world ---- */
+
+/* Nobody was lost, so nothing is under way on it. */
+static void free_communicator(MPI_Comm *comm)
+{
+    if (*comm != MPI_COMM_NULL) {
+        (void)MPI_Comm_free(comm);
+    }
+}
 
 /* The old world ends; this process is a rank of the new one, or parked. */
 static enum eep_status change_world(struct eep_world *world, const struct eep_entry *e)
 {
-    int rank, size;
-
     eep_node_close(world);
     eep_world_forget_topology(world);
+    free_communicator(&world->control);
+    free_communicator(&world->data);
     world->control = e->control;
     world->data = e->data;
     world->broken = EEP_OK;
@@ -44,10 +50,8 @@ static enum eep_status change_world(struct eep_world *world, const struct eep_en
         world->xport.topo.rank = EEP_NO_RANK;
         return EEP_OK;
     }
-    EEP_MPI_TRY(world, "regrouping", MPI_Comm_rank(e->control, &rank));
-    EEP_MPI_TRY(world, "regrouping", MPI_Comm_size(e->control, &size));
-    world->xport.topo.rank = world->was = (uint32_t)rank;
-    world->xport.topo.size = (uint32_t)size;
+    EEP_TRY(eep_world_find_place(world, "regrouping"));
+    world->was = world->xport.topo.rank;
     return eep_world_settle(world);
 }
 
@@ -169,7 +173,7 @@ static enum eep_status follow(struct meeting *m)
     m->world->roster->answered = m->serial;
     EEP_TRY(eep_roster_post(m->world, m->leader, EEP_READY_TAG, &m->serial, sizeof(m->serial)));
     while (!is_decided(m)) {
-        eep_wait_nap(EEP_MIN(EEP_MAX((eep_clock_ns() - start) / 100, NAP_NS_MIN), NAP_NS_MAX));
+        eep_wait_nap_after(eep_clock_ns() - start, EEP_ROSTER_NAP_NS);
     }
     return EEP_OK;
 }

@@ -20,9 +20,7 @@
 #include "base/clock.h"
 #include "roster_int.h"
 
-#define SEND_NS EEP_NS_PER_S /* for the last messages to go out, and to be heard */
-#define NAP_NS_MIN (EEP_NS_PER_MS / 20)
-#define NAP_NS_MAX (5 * EEP_NS_PER_MS)
+#define SEND_NS EEP_NS_PER_S      /* for the last messages to go out, and to be heard */
 #define OLD_NS (2 * EEP_NS_PER_S) /* for messages on their way when there is a new roster */
 #define PUMPS_MAX 64              /* messages that are taken in at a time */
 
@@ -576,6 +574,6 @@ enum eep_status eep_roster_wait(struct eep_xport *xport, uint64_t timeout_ns)
             return EEP_FAIL(EEP_ERR_TIMEOUT, "no message for %.3f s",
                             (double)waited_ns / (double)EEP_NS_PER_S);
         }
-        eep_wait_nap(EEP_MIN(EEP_MAX(waited_ns / 100, NAP_NS_MIN), NAP_NS_MAX));
+        eep_wait_nap_after(waited_ns, EEP_ROSTER_NAP_NS);
     }
 }

@@ -52,6 +52,9 @@ struct eep_process {
     uint64_t ready; /* serial that it has answered to, for the leader */
 };
 
+/** Between two looks at what has come, at most. */
+#define EEP_ROSTER_NAP_NS (5 * EEP_NS_PER_MS)
+
 /** In the place of a call's serial: that the job ends is heard. */
 #define EEP_END_HEARD UINT64_MAX
 

@@ -363,6 +363,17 @@ enum eep_status eep_spawn_begin(struct eep_xport *xport, const struct eep_spawn 
     return EEP_OK;
 }
 
+/* Origins of the bridge's processes: rank 0, then the new ones. */
+static enum eep_status number_bridge(const struct welcome *w, uint32_t size, uint32_t **origins_out)
+{
+    EEP_TRY(eep_mem_alloc(size, sizeof(**origins_out), "spawning", origins_out));
+    (*origins_out)[0] = w->leader;
+    for (uint32_t i = 1; i < size; i++) {
+        (*origins_out)[i] = w->first + i - 1;
+    }
+    return EEP_OK;
+}
+
 /* The bridge is there: the new processes are guests. */
 static enum eep_status welcome_guests(struct eep_world *world, const struct eep_spawn_try *t)
 {
@@ -377,11 +388,7 @@ static enum eep_status welcome_guests(struct eep_world *world, const struct eep_
                               .node_size = world->node_size};
     uint32_t *origins;
 
-    EEP_TRY(eep_mem_alloc(t->count + 1, sizeof(*origins), "spawning", &origins));
-    origins[0] = world->origin;
-    for (uint32_t i = 1; i <= t->count; i++) {
-        origins[i] = w.first + i - 1;
-    }
+    EEP_TRY(number_bridge(&w, t->count + 1, &origins));
     const enum eep_status status = eep_roster_grow(world, w.first + t->count, w.home);
     if (status != EEP_OK) {
         eep_mem_free(origins);
@@ -476,11 +483,7 @@ static enum eep_status be_guest(struct eep_world *world, const struct welcome *w
     EEP_TRY(check_call(MPI_Comm_rank(bridge, &rank), "MPI_Comm_rank"));
     EEP_TRY(check_call(MPI_Comm_size(bridge, &size), "MPI_Comm_size"));
     EEP_TRY(eep_roster_grow(world, w->first + (uint32_t)size - 1, w->home));
-    EEP_TRY(eep_mem_alloc((size_t)size, sizeof(*origins), "joining", &origins));
-    origins[0] = w->leader;
-    for (uint32_t i = 1; i < (uint32_t)size; i++) {
-        origins[i] = w->first + i - 1;
-    }
+    EEP_TRY(number_bridge(w, (uint32_t)size, &origins));
     eep_channel_set(&r->bridge, bridge, (uint32_t)size, origins);
     r->process[w->leader].active = true;
     world->origin = origins[rank];

@@ -72,9 +72,9 @@ void eep_wait_nap(uint64_t ns)
     (void)nanosleep(&limit, NULL);
 }
 
-static void nap(uint64_t waited_ns)
+void eep_wait_nap_after(uint64_t waited_ns, uint64_t most_ns)
 {
-    eep_wait_nap(EEP_MIN(EEP_MAX(waited_ns / 100, NAP_NS_MIN), NAP_NS_MAX));
+    eep_wait_nap(EEP_MIN(EEP_MAX(waited_ns / 100, NAP_NS_MIN), most_ns));
 }
 
 /* What MPI has still to send for us may be what the rank that we wait for waits for. */
@@ -150,7 +150,7 @@ static enum eep_status wait_long(struct eep_world *world, struct eep_wait *wait)
         if (now - start < yield_ns) {
             sched_yield();
         } else if (between_nodes) {
-            nap(now - start);
+            eep_wait_nap_after(now - start, NAP_NS_MAX);
         } else {
             sleep_on_node(world, wait);
         }

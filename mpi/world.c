@@ -595,6 +595,17 @@ static enum eep_status make_communicators(struct eep_world *world, uint32_t acti
     return EEP_OK;
 }
 
+enum eep_status eep_world_find_place(struct eep_world *world, const char *what)
+{
+    int rank, size;
+
+    EEP_MPI_TRY(world, what, MPI_Comm_rank(world->control, &rank));
+    EEP_MPI_TRY(world, what, MPI_Comm_size(world->control, &size));
+    world->xport.topo.rank = (uint32_t)rank;
+    world->xport.topo.size = (uint32_t)size;
+    return EEP_OK;
+}
+
 enum eep_status eep_world_settle(struct eep_world *world)
 {
     EEP_TRY(find_topology(world));
