@@ -49,6 +49,9 @@ EEP_MUST_CHECK enum eep_status eep_mem_alloc(size_t count, size_t size, const ch
 /** Free what eep_mem_alloc() gave; NULL is allowed. */
 void eep_mem_free(void *memory);
 
+/** The same, and the pointer is NULL afterwards. */
+#define EEP_MEM_RELEASE(pointer) (eep_mem_free(pointer), (void)((pointer) = NULL))
+
 /**
  * Zeroed memory that costs nothing until it is touched, aligned to a page: for buffers whose worst
  * case is far above their use. Free it with eep_mem_unmap() and the same size.

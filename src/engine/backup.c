@@ -182,18 +182,15 @@ void eep_backup_end_world(struct eep_engine *e)
         eep_mem_free(b->flights);
         eep_mem_unmap(b->arrived, b->per_rank * b->stride);
     }
-    eep_mem_free(b->held_all);
-    eep_mem_free(b->rooms);
-    eep_mem_free(b->used);
-    eep_mem_free(b->room);
-    eep_mem_free(b->node);
-    eep_mem_free(b->load);
-    eep_mem_free(b->heirs);
     b->flights = NULL;
     b->arrived = NULL;
-    b->held_all = NULL;
-    b->rooms = NULL;
-    b->used = b->room = b->node = b->load = b->heirs = NULL;
+    EEP_MEM_RELEASE(b->held_all);
+    EEP_MEM_RELEASE(b->rooms);
+    EEP_MEM_RELEASE(b->used);
+    EEP_MEM_RELEASE(b->room);
+    EEP_MEM_RELEASE(b->node);
+    EEP_MEM_RELEASE(b->load);
+    EEP_MEM_RELEASE(b->heirs);
     b->flight_count = b->in_flight = 0;
     b->copying = false;
     forget_world(b);

@@ -41,26 +41,18 @@ enum eep_status eep_batch_resize(struct eep_engine *e)
     return EEP_OK;
 }
 
-static void give_back(void *memory)
-{
-    void **at = memory;
-
-    eep_mem_free(*at);
-    *at = NULL;
-}
-
 void eep_batch_free(struct eep_engine *e)
 {
-    give_back(&e->running);
-    give_back(&e->row_tokens);
-    give_back(&e->row_positions);
-    give_back(&e->row_seq);
-    give_back(&e->seqs);
-    give_back(&e->seq_request);
-    give_back(&e->seq_failed);
-    give_back(&e->wire_out);
-    give_back(&e->wire_in);
-    give_back(&e->wire_next);
+    EEP_MEM_RELEASE(e->running);
+    EEP_MEM_RELEASE(e->row_tokens);
+    EEP_MEM_RELEASE(e->row_positions);
+    EEP_MEM_RELEASE(e->row_seq);
+    EEP_MEM_RELEASE(e->seqs);
+    EEP_MEM_RELEASE(e->seq_request);
+    EEP_MEM_RELEASE(e->seq_failed);
+    EEP_MEM_RELEASE(e->wire_out);
+    EEP_MEM_RELEASE(e->wire_in);
+    EEP_MEM_RELEASE(e->wire_next);
 }
 
 /* What only the owner holds. */

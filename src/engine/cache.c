@@ -363,25 +363,42 @@ enum eep_status eep_cache_pack(struct eep_engine *e, struct eep_wcache_frame fra
     return eep_wcache_frame_end(e->cache, frame, layer, expert, NULL, NULL);
 }
 
-/* From this rank's own backup; false: it holds none, or a damaged one. */
-static bool unpack_backup(struct eep_engine *e, struct eep_wcache_frame frame, uint32_t layer,
-                          struct eep_expert expert)
+enum eep_status eep_cache_copy(struct eep_engine *e, struct eep_wcache_frame frame, uint32_t layer,
+                               struct eep_expert expert, const void *bytes,
+                               const struct eep_wcache_content *content, bool *damaged_out)
+{
+    struct eep_wcache_fill *fill;
+
+    EEP_TRY(eep_wcache_fill_begin(e->cache, frame, layer, expert, &fill));
+    eep_wcache_fill_copy(fill, bytes, e->frame_bytes);
+    const enum eep_status status = eep_wcache_fill_end(fill, content, NULL);
+
+    *damaged_out = status == EEP_ERR_CACHE_BAD;
+    if (*damaged_out) {
+        eep_log(EEP_LOG_WARN, "expert %u of MoE layer %u is read from the checkpoint again: %s",
+                expert.id, layer, eep_error_text());
+        return eep_cache_pack(e, frame, layer, expert);
+    }
+    return status;
+}
+
+/* From this rank's own backup, if it holds one. */
+static enum eep_status fill_frame(struct eep_engine *e, struct eep_wcache_frame frame,
+                                  uint32_t layer, struct eep_expert expert)
 {
     struct eep_wcache_content content;
     const void *held = eep_backup_find(e, layer, expert, &content);
-    void *bytes;
+    bool damaged;
 
-    if (held == NULL || eep_wcache_frame_begin(e->cache, frame, &bytes) != EEP_OK) {
-        return false;
+    if (held == NULL) {
+        return eep_cache_pack(e, frame, layer, expert);
     }
-    memcpy(bytes, held, e->frame_bytes);
-    if (eep_wcache_frame_end(e->cache, frame, layer, expert, &content, NULL) != EEP_OK) {
-        eep_log(EEP_LOG_WARN, "expert %u of MoE layer %u is read from the checkpoint again: %s",
-                expert.id, layer, eep_error_text());
-        return false;
+    EEP_TRY(eep_cache_copy(e, frame, layer, expert, held, &content, &damaged));
+    if (!damaged) {
+        eep_log(EEP_LOG_DEBUG, "expert %u of MoE layer %u is filled from the backup", expert.id,
+                layer);
     }
-    eep_log(EEP_LOG_DEBUG, "expert %u of MoE layer %u is filled from the backup", expert.id, layer);
-    return true;
+    return EEP_OK;
 }
 
 static enum eep_status fill_slot(struct eep_engine *e, uint32_t layer, struct eep_slot slot)
@@ -393,8 +410,7 @@ static enum eep_status fill_slot(struct eep_engine *e, uint32_t layer, struct ee
         eep_wcache_slot_filled(e->cache, layer, slot)) {
         return EEP_OK;
     }
-    return unpack_backup(e, frame, layer, expert) ? EEP_OK
-                                                  : eep_cache_pack(e, frame, layer, expert);
+    return fill_frame(e, frame, layer, expert);
 }
 
 static enum eep_status load_seat(struct eep_engine *e, struct eep_seat seat)

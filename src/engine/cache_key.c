@@ -78,7 +78,7 @@ enum eep_status eep_cache_key(const struct eep_engine *e, struct eep_wcache_key 
     enum eep_dtype dtype;
 
     memset(key, 0, sizeof(*key));
-    EEP_TRY(eep_cache_checkpoint_digest(e->ckpt, key->checkpoint));
+    memcpy(key->checkpoint, e->checkpoint_digest, sizeof(key->checkpoint));
     EEP_TRY(eep_experts_content(&source, &key->frame_bytes, &dtype));
     key->packing = PACKING_VERSION;
     key->dtype = dtype;

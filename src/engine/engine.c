@@ -166,6 +166,7 @@ static enum eep_status check_checkpoint(struct eep_engine *e)
     EEP_TRY(eep_ckpt_open(e->model_dir, &e->ckpt));
     EEP_TRY(eep_model_config_read(e->ckpt, &e->config));
     EEP_TRY(eep_model_check_tensors(&e->config, e->ckpt));
+    EEP_TRY(eep_cache_checkpoint_digest(e->ckpt, e->checkpoint_digest));
     if (e->config.moe_layers == 0) {
         return EEP_OK;
     }
@@ -188,9 +189,6 @@ static enum eep_status preflight(struct eep_engine *e)
 {
     const bool first = e->xport->topo.rank == 0;
 
-    if (is_spawned(e)) {
-        return check_checkpoint(e);
-    }
     EEP_TRY(eep_agree(e->xport, "checkpoint on rank 0", first ? check_checkpoint(e) : EEP_OK));
     return eep_agree(e->xport, "checkpoint", first ? EEP_OK : check_checkpoint(e));
 }
@@ -314,12 +312,8 @@ uint64_t eep_engine_likeness(const struct eep_engine *e)
                                 e->config.vocab,
                                 e->config.experts};
     uint64_t hash = eep_hash_bytes(EEP_HASH_START, numbers, sizeof(numbers));
-    uint8_t digest[32] = {0};
 
-    if (eep_cache_checkpoint_digest(e->ckpt, digest) != EEP_OK) {
-        eep_log(EEP_LOG_WARN, "%s", eep_error_text());
-    }
-    hash = eep_hash_bytes(hash, digest, sizeof(digest));
+    hash = eep_hash_bytes(hash, e->checkpoint_digest, sizeof(e->checkpoint_digest));
     return eep_hash_bytes(hash, PACKAGE_VERSION, sizeof(PACKAGE_VERSION));
 }
 
@@ -447,10 +441,8 @@ void eep_engine_release(struct eep_engine *e)
     e->block = NULL;
     eep_requests_clear(e);
     eep_batch_free(e);
-    eep_mem_free(e->sampler_work);
-    e->sampler_work = NULL;
-    eep_mem_free(e->logits);
-    e->logits = NULL;
+    EEP_MEM_RELEASE(e->sampler_work);
+    EEP_MEM_RELEASE(e->logits);
     eep_forward_destroy(e->forward);
     e->forward = NULL;
     eep_kv_destroy(e->kv);

@@ -172,6 +172,7 @@ struct eep_engine {
     bool one_machine;   /* all processes are on one */
     const struct eep_kernels *kernels;
     struct eep_ckpt *ckpt;
+    uint8_t checkpoint_digest[32]; /* of the checkpoint; data are not read */
     struct eep_model_config config;
     struct eep_layout *layout;
     uint32_t *executors; /* (seats): rank that computes each seat's slots; NULL without experts */
@@ -281,6 +282,10 @@ EEP_MUST_CHECK enum eep_status eep_own_attach(struct eep_engine *engine);
 void eep_own_trim(struct eep_engine *engine);
 void eep_own_free(struct eep_engine *engine);
 
+/* facts.c */
+/** Memory facts of as many ranks as there are now. Local. */
+EEP_MUST_CHECK enum eep_status eep_facts_resize(struct eep_engine *engine);
+
 /* engine.c: parts of loading, for a process that joins. Local. */
 EEP_MUST_CHECK enum eep_status eep_engine_take_buffers(struct eep_engine *engine);
 /** The same number where program, checkpoint and parameters are alike. */
@@ -294,6 +299,13 @@ void eep_engine_release(struct eep_engine *engine);
 EEP_MUST_CHECK enum eep_status eep_cache_pack(struct eep_engine *engine,
                                               struct eep_wcache_frame frame, uint32_t layer,
                                               struct eep_expert expert);
+/** The same from memory. What does not have the digest of `content` (NULL: none is known) is
+ * damaged, and is read from the checkpoint. Local. */
+EEP_MUST_CHECK enum eep_status eep_cache_copy(struct eep_engine *engine,
+                                              struct eep_wcache_frame frame, uint32_t layer,
+                                              struct eep_expert expert, const void *bytes,
+                                              const struct eep_wcache_content *content,
+                                              bool *damaged_out);
 /** Fill a slot of a seat that is not on this node, ahead of a change of members; `slot` counts up.
  *  Local. */
 EEP_MUST_CHECK enum eep_status eep_cache_fill_slot(struct eep_engine *engine, struct eep_seat seat,
@@ -353,6 +365,19 @@ EEP_MUST_CHECK enum eep_status eep_requests_add(struct eep_engine *engine,
                                                 const struct eep_request *request);
 EEP_MUST_CHECK enum eep_status eep_requests_check(const struct eep_engine *engine,
                                                   const struct eep_request *request);
+/** What a request asks for, as one word that travels. */
+enum eep_request_flag {
+    EEP_IGNORES_EOS = 1,
+    EEP_KEEPS_LOGITS = 2,
+    EEP_SCORES = 4,
+    EEP_REPLAYS = 8
+};
+static inline uint32_t eep_request_flags(bool ignore_eos, bool keep_logits, bool score)
+{
+    return (ignore_eos ? EEP_IGNORES_EOS : 0u) | (keep_logits ? EEP_KEEPS_LOGITS : 0u) |
+           (score ? EEP_SCORES : 0u);
+}
+
 /** Tokens whose K and V a request's owner is to compute. */
 static inline uint32_t eep_request_rows(const struct eep_request_entry *r)
 {

@@ -18,6 +18,16 @@ static struct eep_rank_memory own_memory(const struct eep_engine *e)
     return m;
 }
 
+enum eep_status eep_facts_resize(struct eep_engine *e)
+{
+    struct eep_rank_memory *memory;
+
+    EEP_TRY(eep_mem_alloc(e->xport->topo.size, sizeof(*memory), "memory facts", &memory));
+    eep_mem_free(e->memory);
+    e->memory = memory;
+    return EEP_OK;
+}
+
 static uint64_t cache_bytes(const struct eep_engine *e, const struct eep_wcache_status *status)
 {
     const struct eep_topology *topo = &e->xport->topo;

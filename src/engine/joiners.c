@@ -19,8 +19,6 @@
 
 struct eep_joiners {
     uint64_t looked_ns;
-    uint32_t told_dead[EEP_MEMBERS_MAX]; /* the ids, told_count of them over all time */
-    uint64_t told_count;
     uint32_t spawn_serial; /* of the one under way; 0: none */
     uint32_t spawn_count;
 };
@@ -32,8 +30,7 @@ enum eep_status eep_joiners_create(struct eep_engine *e)
 
 void eep_joiners_free(struct eep_engine *e)
 {
-    eep_mem_free(e->joiners);
-    e->joiners = NULL;
+    EEP_MEM_RELEASE(e->joiners);
 }
 
 /* ---- messages ---- */
@@ -268,16 +265,6 @@ static enum eep_status hear(struct eep_engine *e, uint32_t from, const struct ee
     return eep_posts_add_event(e, &event, from);
 }
 
-static bool is_told(const struct eep_joiners *j, uint32_t id)
-{
-    for (uint64_t n = 0; n < EEP_MIN(j->told_count, (uint64_t)EEP_MEMBERS_MAX); n++) {
-        if (j->told_dead[n] == id) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* A guest of a rank 0 that is lost went with it, and nobody else knows its process. */
 static bool is_dead(struct eep_engine *e, uint32_t id)
 {
@@ -286,18 +273,16 @@ static bool is_dead(struct eep_engine *e, uint32_t id)
     return origin >= e->xport->topo.processes || e->xport->ops->roster_lost(e->xport, origin);
 }
 
-/* Those that are outside and have died. */
+/* Those that are outside and have died: the next step makes them so in the state. */
 static enum eep_status look_for_dead(struct eep_engine *e)
 {
     const struct eep_member_state *state = eep_engine_member_state(e);
-    struct eep_joiners *j = e->joiners;
 
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         const struct eep_member_record *r = &state->members[i];
         const bool outside = r->life == EEP_LIFE_PARKED || r->life == EEP_LIFE_JOINING;
 
-        if (outside && !is_told(j, r->id) && is_dead(e, r->id)) {
-            j->told_dead[j->told_count++ % EEP_MEMBERS_MAX] = r->id;
+        if (outside && is_dead(e, r->id)) {
             eep_log(EEP_LOG_WARN, "member %u has died; it was %s", r->id,
                     eep_life_text((enum eep_life)r->life));
             EEP_TRY(eep_posts_add_event(

@@ -131,8 +131,7 @@ enum eep_status eep_members_create(struct eep_engine *e)
 
 void eep_members_free(struct eep_engine *e)
 {
-    eep_mem_free(e->executors);
-    e->executors = NULL;
+    EEP_MEM_RELEASE(e->executors);
     eep_joiners_free(e);
     if (e->members != NULL) {
         eep_member_destroy(e->members->machine);
@@ -140,8 +139,7 @@ void eep_members_free(struct eep_engine *e)
         eep_mem_free(e->members->ids);
         eep_mem_free(e->members->trial_ids);
         eep_mem_free(e->members->node_of);
-        eep_mem_free(e->members);
-        e->members = NULL;
+        EEP_MEM_RELEASE(e->members);
     }
 }
 

@@ -70,7 +70,6 @@ void eep_own_free(struct eep_engine *e)
     for (uint32_t seat = 0; seat < e->own_seats; seat++) {
         eep_experts_destroy(e->own[seat]);
     }
-    eep_mem_free(e->own);
-    e->own = NULL;
+    EEP_MEM_RELEASE(e->own);
     e->own_seats = 0;
 }

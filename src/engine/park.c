@@ -39,18 +39,13 @@ void eep_park_free(struct eep_engine *e)
 {
     if (e->park != NULL) {
         eep_mem_free(e->park->map);
-        eep_mem_free(e->park);
-        e->park = NULL;
+        EEP_MEM_RELEASE(e->park);
     }
 }
 
 static enum eep_status resize(struct eep_engine *e)
 {
-    struct eep_rank_memory *memory;
-
-    EEP_TRY(eep_mem_alloc(e->xport->topo.size, sizeof(*memory), "memory facts", &memory));
-    eep_mem_free(e->memory);
-    e->memory = memory;
+    EEP_TRY(eep_facts_resize(e));
     return eep_requests_share_out(e);
 }
 
@@ -193,8 +188,7 @@ static void hear_load(struct eep_engine *e, uint32_t from, const struct eep_note
     p->serial = m->head.serial;
     p->map_have = 0;
     p->map_count = (size_t)p->load.layers * p->load.seats * p->load.slots;
-    eep_mem_free(p->map);
-    p->map = NULL;
+    EEP_MEM_RELEASE(p->map);
     if (!is_possible(e, &p->load) ||
         eep_mem_alloc(p->map_count + 1, sizeof(*map), "a layout", &map) != EEP_OK) {
         const enum eep_status status =

@@ -13,8 +13,6 @@
 
 #define POSTS_BYTES_MAX ((size_t)1 << 20) /* then the caller waits for a step */
 
-enum { IGNORES_EOS = 1, KEEPS_LOGITS = 2, SCORES = 4 };
-
 /* Before each item. */
 struct post {
     uint32_t kind;  /* enum post_kind */
@@ -122,8 +120,7 @@ enum eep_status eep_engine_post(struct eep_engine *e, const struct eep_request *
         .top_p = r->top_p,
         .max_tokens = r->max_tokens,
         .top_k = r->top_k,
-        .flags = (r->ignore_eos ? IGNORES_EOS : 0u) | (r->keep_logits ? KEEPS_LOGITS : 0u) |
-                 (r->score ? SCORES : 0u),
+        .flags = eep_request_flags(r->ignore_eos, r->keep_logits, r->score),
     };
 
     EEP_TRY(eep_requests_check(e, r));
@@ -173,9 +170,9 @@ static enum eep_status apply_request(struct eep_engine *e, const unsigned char *
         .top_k = head.top_k,
         .top_p = head.top_p,
         .seed = head.seed,
-        .ignore_eos = (head.flags & IGNORES_EOS) != 0,
-        .keep_logits = (head.flags & KEEPS_LOGITS) != 0,
-        .score = (head.flags & SCORES) != 0,
+        .ignore_eos = (head.flags & EEP_IGNORES_EOS) != 0,
+        .keep_logits = (head.flags & EEP_KEEPS_LOGITS) != 0,
+        .score = (head.flags & EEP_SCORES) != 0,
         .tag = head.tag,
     };
 

@@ -191,19 +191,15 @@ static enum eep_status fill_from_checkpoint(struct refill *r, const struct item 
 static enum eep_status fill_from(struct refill *r, const struct item *item, const void *bytes,
                                  const struct eep_wcache_content *content)
 {
-    struct eep_wcache_fill *fill;
     struct eep_wcache_frame frame;
+    bool damaged = false;
 
     EEP_TRY(take_frame(r, item, &frame));
-    EEP_TRY(eep_wcache_fill_begin(r->e->cache, frame, item->layer, item->expert, &fill));
-    eep_wcache_fill_copy(fill, bytes, r->e->frame_bytes);
-    const enum eep_status status = eep_wcache_fill_end(fill, content, NULL);
+    const enum eep_status status =
+        eep_cache_copy(r->e, frame, item->layer, item->expert, bytes, content, &damaged);
 
-    if (status == EEP_ERR_CACHE_BAD) {
-        eep_log(EEP_LOG_WARN, "expert %u of MoE layer %u is read from the checkpoint again: %s",
-                item->expert.id, item->layer, eep_error_text());
+    if (damaged) {
         count_damaged(&r->damaged, item);
-        return fill_from_checkpoint(r, item);
     }
     return status;
 }

@@ -470,20 +470,27 @@ static void hand_over(struct eep_engine *e, struct eep_request_entry *r)
     r->nll = 0.0;
 }
 
-enum eep_status eep_requests_reassign(struct eep_engine *e, const uint32_t *now_of)
+/* Nobody owns any yet. */
+static enum eep_status renew_owned(struct eep_engine *e)
 {
     uint32_t *owned;
 
     EEP_TRY(eep_mem_alloc(e->xport->topo.size, sizeof(*owned), "requests of the ranks", &owned));
     eep_mem_free(e->owned);
     e->owned = owned;
+    return EEP_OK;
+}
+
+enum eep_status eep_requests_reassign(struct eep_engine *e, const uint32_t *now_of)
+{
+    EEP_TRY(renew_owned(e));
     for (size_t i = 0; i < e->request_count; i++) {
         struct eep_request_entry *r = &e->requests[i];
         const uint32_t now = now_of[r->settled_owner];
 
         if (now != EEP_NO_RANK) {
             r->owner = now;
-            owned[now] += r->state == EEP_REQUEST_WAITING || r->state == EEP_REQUEST_RUNNING;
+            e->owned[now] += r->state == EEP_REQUEST_WAITING || r->state == EEP_REQUEST_RUNNING;
         }
     }
     for (size_t i = 0; i < e->request_count; i++) {
@@ -538,14 +545,10 @@ enum eep_status eep_requests_tell_past(struct eep_engine *e, uint64_t ends)
 
 enum eep_status eep_requests_share_out(struct eep_engine *e)
 {
-    uint32_t *owned;
-
-    EEP_TRY(eep_mem_alloc(e->xport->topo.size, sizeof(*owned), "requests of the ranks", &owned));
-    eep_mem_free(e->owned);
-    e->owned = owned;
+    EEP_TRY(renew_owned(e));
     for (size_t i = 0; i < e->request_count; i++) {
         e->requests[i].owner = idlest(e);
-        owned[e->requests[i].owner]++;
+        e->owned[e->requests[i].owner]++;
     }
     return EEP_OK;
 }

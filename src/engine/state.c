@@ -25,8 +25,6 @@ struct wire_state {
     struct eep_rebalance_status moves;
 };
 
-enum { IGNORES_EOS = 1, KEEPS_LOGITS = 2, SCORES = 4, REPLAYS = 8 };
-
 /* A request; then its tokens, padded. */
 struct wire_entry {
     double temperature, top_p;
@@ -66,8 +64,8 @@ static unsigned char *pack_entry(unsigned char *to, const struct eep_request_ent
         .prompt_count = r->prompt_count,
         .max_tokens = r->max_tokens,
         .token_count = r->token_count,
-        .flags = (r->ignore_eos ? IGNORES_EOS : 0u) | (r->keep_logits ? KEEPS_LOGITS : 0u) |
-                 (r->score ? SCORES : 0u) | (r->replays ? REPLAYS : 0u),
+        .flags = eep_request_flags(r->ignore_eos, r->keep_logits, r->score) |
+                 (r->replays ? EEP_REPLAYS : 0u),
     };
 
     memcpy(to, &entry, sizeof(entry));
@@ -135,10 +133,10 @@ static enum eep_status unpack_entry(struct eep_engine *e, const unsigned char **
                      .seed = entry.seed},
         .prompt_count = entry.prompt_count,
         .max_tokens = entry.max_tokens,
-        .ignore_eos = (entry.flags & IGNORES_EOS) != 0,
-        .keep_logits = (entry.flags & KEEPS_LOGITS) != 0,
-        .score = (entry.flags & SCORES) != 0,
-        .replays = (entry.flags & REPLAYS) != 0,
+        .ignore_eos = (entry.flags & EEP_IGNORES_EOS) != 0,
+        .keep_logits = (entry.flags & EEP_KEEPS_LOGITS) != 0,
+        .score = (entry.flags & EEP_SCORES) != 0,
+        .replays = (entry.flags & EEP_REPLAYS) != 0,
         .ended_as = (enum eep_request_state)entry.ended_as,
         .tag = entry.tag,
         .token_count = entry.token_count,

@@ -261,11 +261,7 @@ static enum eep_status reassign(struct eep_engine *e, const struct survival *s)
 /* Everything that has as many entries as there are ranks. Local. */
 static enum eep_status resize(struct eep_engine *e, const struct survival *s)
 {
-    struct eep_rank_memory *memory;
-
-    EEP_TRY(eep_mem_alloc(e->xport->topo.size, sizeof(*memory), "memory facts", &memory));
-    eep_mem_free(e->memory);
-    e->memory = memory;
+    EEP_TRY(eep_facts_resize(e));
     EEP_TRY(eep_batch_resize(e));
     EEP_TRY(eep_members_try(e));
     return reassign(e, s);
@@ -408,18 +404,6 @@ static enum eep_status attempt(struct eep_engine *e, struct survival *s)
     return take_over(e, s);
 }
 
-/* After EEP_ERR_PEER_LOST, until an attempt comes to its end. */
-static enum eep_status try_again(struct eep_engine *e, struct survival *s)
-{
-    enum eep_status status = EEP_ERR_PEER_LOST;
-
-    while (status == EEP_ERR_PEER_LOST && !s->hopeless) {
-        drop_world(e);
-        status = attempt(e, s);
-    }
-    return status;
-}
-
 static void say_filled(const struct eep_loss_facts *f)
 {
     if (f->filled_bytes > 0) {
@@ -470,6 +454,21 @@ static void report(struct eep_engine *e, const struct survival *s)
     }
 }
 
+/* After EEP_ERR_PEER_LOST, until an attempt comes to its end. */
+static enum eep_status try_again(struct eep_engine *e, struct survival *s)
+{
+    enum eep_status status = EEP_ERR_PEER_LOST;
+
+    while (status == EEP_ERR_PEER_LOST && !s->hopeless) {
+        drop_world(e);
+        status = attempt(e, s);
+    }
+    if (status == EEP_OK) {
+        report(e, s);
+    }
+    return status;
+}
+
 /* Nobody was lost on the way. */
 static void report_switch(struct eep_engine *e, const struct survival *s)
 {
@@ -487,20 +486,24 @@ static void report_switch(struct eep_engine *e, const struct survival *s)
     }
 }
 
+/* With the tables of a world that was whole. */
+static enum eep_status begin(struct eep_engine *e, struct survival *s, uint32_t ranks)
+{
+    EEP_TRY(take_tables(e, s, ranks));
+    eep_requests_settle(e);
+    s->left_before = eep_members_left(e);
+    remember_moves(e, s);
+    return EEP_OK;
+}
+
 enum eep_status eep_engine_survive(struct eep_engine *e)
 {
     struct survival s = {0};
-    enum eep_status status;
 
     snprintf(s.text, sizeof(s.text), "%s", eep_error_text());
-    EEP_TRY(take_tables(e, &s, e->xport->topo.size));
-    eep_requests_settle(e);
-    s.left_before = eep_members_left(e);
-    remember_moves(e, &s);
-    status = try_again(e, &s);
-    if (status == EEP_OK) {
-        report(e, &s);
-    }
+    EEP_TRY(begin(e, &s, e->xport->topo.size));
+    const enum eep_status status = try_again(e, &s);
+
     free_tables(&s);
     return status;
 }
@@ -560,18 +563,12 @@ enum eep_status eep_engine_switch(struct eep_engine *e, const uint32_t *origins,
 {
     struct survival s = {.stop_ns = eep_clock_ns()};
 
-    EEP_TRY(take_tables(e, &s, EEP_MAX(count, e->xport->topo.size)));
-    eep_requests_settle(e);
-    s.left_before = eep_members_left(e);
-    remember_moves(e, &s);
+    EEP_TRY(begin(e, &s, EEP_MAX(count, e->xport->topo.size)));
     enum eep_status status = go_over(e, &s, origins, count);
 
     if (status == EEP_ERR_PEER_LOST) {
         snprintf(s.text, sizeof(s.text), "%s", eep_error_text());
         status = try_again(e, &s);
-        if (status == EEP_OK) {
-            report(e, &s);
-        }
     } else if (status == EEP_OK && s.on_purpose) {
         report_switch(e, &s);
     }
@@ -596,9 +593,6 @@ enum eep_status eep_engine_arrive(struct eep_engine *e, const uint32_t *origins,
     if (*joined_out && status == EEP_ERR_PEER_LOST) {
         snprintf(s.text, sizeof(s.text), "%s", eep_error_text());
         status = try_again(e, &s);
-        if (status == EEP_OK) {
-            report(e, &s);
-        }
     }
     free_tables(&s);
     return status;
