@@ -30,6 +30,7 @@ struct eep_tool_admin {
     uint64_t tried_ns; /* when it could not be opened last */
     uint64_t epoch;    /* of the membership, that was posted */
 
+    struct eep_backup_facts backup; /* as posted */
     struct eep_admin_status status; /* what does not change is filled in at the start */
     struct eep_rank_memory *memory; /* (started): of each member at the start */
     uint32_t started, seat_count;
@@ -145,7 +146,6 @@ static void show_survival(struct eep_tool_admin *a, const struct eep_member_stat
     uint32_t on_node[EEP_NODES_MAX] = {0};
     struct eep_experts_ask ask = {.layout = layout, .held_on = held_on, .disk = true};
     struct eep_experts_survey survey;
-    struct eep_backup_facts backup;
 
     for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
         const struct eep_member_record *r = &m->members[i];
@@ -159,18 +159,17 @@ static void show_survival(struct eep_tool_admin *a, const struct eep_member_stat
     for (uint32_t seat = 0; seat < a->seat_count; seat++) {
         held_on[seat] = m->seats[seat].held_on;
     }
-    eep_engine_backup(a->engine, &backup);
-    ask.backup_on = backup.on;
+    ask.backup_on = a->backup.on;
     eep_experts_survey(&ask, NULL, &survey);
     s->survival_known = true;
     s->survives_any_rank = survey.survives_rank;
     s->survives_any_node = survey.survives_node;
     s->single_source = survey.single_source;
-    s->has_backup = backup.enabled;
-    s->backup_whole = backup.whole;
-    s->backup_experts = backup.experts;
-    s->backup_bytes = backup.bytes;
-    s->backup_missing = backup.missing;
+    s->has_backup = a->backup.enabled;
+    s->backup_whole = a->backup.whole;
+    s->backup_experts = a->backup.experts;
+    s->backup_bytes = a->backup.bytes;
+    s->backup_missing = a->backup.missing;
 }
 
 static void show_scaling(struct eep_tool_admin *a, const struct eep_member_state *m)
@@ -252,15 +251,13 @@ static void post_status(struct eep_tool_admin *a, const struct eep_engine_look *
     struct eep_admin_status *s = &a->status;
 
     s->now_ms = unix_ms();
+    eep_engine_backup(a->engine, &a->backup);
     show_members(a, look->layout);
     tell_epoch(a);
     s->requests_open = look->unfinished;
     s->requests_done = look->requests - look->unfinished;
     eep_engine_rebalance_status(a->engine, &s->rebalance);
     const struct eep_loss_facts *loss = eep_engine_losses(a->engine);
-    struct eep_backup_facts backup;
-
-    eep_engine_backup(a->engine, &backup);
     const struct eep_admin_metric metrics[] = {
         {"eep_losses_total", (double)loss->losses},
         {"eep_ranks_lost_total", (double)loss->ranks_lost},
@@ -271,10 +268,10 @@ static void post_status(struct eep_tool_admin *a, const struct eep_engine_look *
         {"eep_loss_experts_from_frames", (double)(loss->from_node + loss->from_other_node)},
         {"eep_loss_experts_from_backup", (double)loss->from_backup},
         {"eep_loss_experts_from_checkpoint", (double)loss->from_checkpoint},
-        {"eep_backup_experts", (double)backup.experts},
-        {"eep_backup_bytes", (double)backup.bytes},
-        {"eep_backup_missing_experts", (double)backup.missing},
-        {"eep_backup_failures_total", (double)backup.failures},
+        {"eep_backup_experts", (double)a->backup.experts},
+        {"eep_backup_bytes", (double)a->backup.bytes},
+        {"eep_backup_missing_experts", (double)a->backup.missing},
+        {"eep_backup_failures_total", (double)a->backup.failures},
         {"eep_steps_total", (double)look->steps},
         {"eep_prompt_tokens_total", (double)look->prompt_tokens},
         {"eep_generated_tokens_total", (double)look->generated_tokens},
