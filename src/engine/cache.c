@@ -27,6 +27,8 @@
 #include "engine/backup.h"
 #include "engine/cache_int.h"
 
+#define DROP_NS (100 * EEP_NS_PER_MS) /* then somebody else is looked for that makes it again */
+
 /* ---- open ---- */
 
 static uint32_t seats_of_node(const struct eep_engine *e, uint32_t seats)
@@ -304,8 +306,54 @@ enum eep_status eep_cache_open(struct eep_engine *e)
     return eep_agree(e->xport, "weight cache layout", adopt_layout(e, &o.key, &version));
 }
 
-/* A node's first process that joins makes its cache: what moved meanwhile is found when it is in.
- */
+static enum eep_status has_map(struct eep_engine *e, const struct opening *o, bool *has_out)
+{
+    const size_t count = (size_t)o->key.layers * o->key.seats * o->key.slots_per_seat;
+    uint64_t version;
+    int32_t *map;
+
+    EEP_TRY(eep_mem_alloc(count, sizeof(*map), "layout of the weight cache", &map));
+    const enum eep_status status = eep_wcache_map(e->cache, &version, map);
+
+    *has_out = status == EEP_OK && memcmp(map, o->map, count * sizeof(*map)) == 0;
+    eep_mem_free(map);
+    return status;
+}
+
+/* One that was left when the node's last rank parked may have an older map than the ranks: it is
+ * made again. Other joiners of the node may be at the same. */
+static enum eep_status open_fresh(struct eep_engine *e, const struct opening *o)
+{
+    const uint64_t deadline_ns = eep_clock_ns() + e->attach_timeout_ns;
+    char name[EEP_WCACHE_PATH_MAX];
+    struct eep_wcache_status cache;
+    enum eep_status status;
+    bool fresh;
+
+    for (;;) {
+        EEP_TRY(create_cache(e, o));
+        EEP_TRY(has_map(e, o, &fresh));
+        if (fresh) {
+            return EEP_OK;
+        }
+        EEP_TRY(eep_wcache_status(e->cache, &cache));
+        if (cache.attached_others > 0) {
+            return EEP_FAIL(EEP_ERR_STALE,
+                            "this node's weight cache has another layout (version %" PRIu64
+                            ") than the ranks, and another engine uses it: end that one",
+                            cache.version);
+        }
+        EEP_TRY(eep_cache_leave(e, name));
+        status = eep_cache_drop(e, name, DROP_NS);
+        if (status != EEP_OK && (status != EEP_ERR_AGAIN || eep_clock_ns() > deadline_ns)) {
+            return status;
+        }
+        eep_log(EEP_LOG_INFO, "weight cache: its layout is older than that of the ranks; it is "
+                              "made again");
+    }
+}
+
+/* A node's first process that joins makes its cache. */
 static enum eep_status open_to_join(struct eep_engine *e, const bool *mine)
 {
     struct opening o = {.map = e->layout->phys2log};
@@ -324,7 +372,7 @@ static enum eep_status open_to_join(struct eep_engine *e, const bool *mine)
         o.node_seats += mine[seat];
     }
     e->frame_bytes = o.key.frame_bytes;
-    return create_cache(e, &o);
+    return open_fresh(e, &o);
 }
 
 /* ---- load ---- */

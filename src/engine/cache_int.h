@@ -34,4 +34,10 @@ EEP_MUST_CHECK enum eep_status eep_cache_first_view(struct eep_engine *engine);
 EEP_MUST_CHECK enum eep_status eep_cache_drop_unfit(struct eep_engine *engine, bool stale,
                                                     bool *dropped_out);
 
+/** Close this node's cache, and remove it by its name, unless it went with its last user. Local. */
+EEP_MUST_CHECK enum eep_status eep_cache_leave(struct eep_engine *engine,
+                                               char name_out[EEP_WCACHE_PATH_MAX]);
+EEP_MUST_CHECK enum eep_status eep_cache_drop(const struct eep_engine *engine, const char *name,
+                                              uint64_t timeout_ns);
+
 #endif

@@ -215,14 +215,28 @@ static void say_refused(struct eep_engine *e, enum eep_status status)
     e->mover->phase = EEP_MOVE_IDLE;
 }
 
+/* Seats that other nodes execute since members have changed, and that lie here still. */
+static enum eep_status forget_strays(struct eep_engine *e)
+{
+    const struct eep_topology *topo = &e->xport->topo;
+
+    for (uint32_t seat = 0; seat < e->layout->seats; seat++) {
+        if (topo->node_of[e->executors[seat]] != topo->node) {
+            EEP_TRY(eep_wcache_seat_forget(e->cache, (struct eep_seat){seat}));
+        }
+    }
+    return EEP_OK;
+}
+
 enum eep_status eep_move_begin(struct eep_engine *e)
 {
     struct eep_mover *m = e->mover;
-    enum eep_status own = EEP_OK, status;
+    enum eep_status own, status;
     bool began = false;
 
     EEP_FAULT("move.begin");
-    if (is_authority(e)) {
+    own = forget_strays(e);
+    if (own == EEP_OK && is_authority(e)) {
         own = eep_wcache_begin(e->cache, m->chunk.layers, m->chunk.layer_count,
                                eep_wcache_view_version(e->view));
         began = own == EEP_OK;

@@ -94,7 +94,7 @@ static enum eep_status check_unused(const struct fitness *all, uint32_t ranks,
     return EEP_OK;
 }
 
-static enum eep_status leave(struct eep_engine *e, char name_out[EEP_WCACHE_PATH_MAX])
+enum eep_status eep_cache_leave(struct eep_engine *e, char name_out[EEP_WCACHE_PATH_MAX])
 {
     struct eep_wcache_status status;
     const char *slash;
@@ -107,9 +107,9 @@ static enum eep_status leave(struct eep_engine *e, char name_out[EEP_WCACHE_PATH
     return EEP_OK;
 }
 
-static enum eep_status drop(const struct eep_engine *e, const char *name)
+enum eep_status eep_cache_drop(const struct eep_engine *e, const char *name, uint64_t timeout_ns)
 {
-    const enum eep_status status = eep_wcache_drop(e->cache_dir, name, DROP_NS);
+    const enum eep_status status = eep_wcache_drop(e->cache_dir, name, timeout_ns);
 
     return status == EEP_ERR_INVALID ? EEP_OK : status; /* it went with its last user */
 }
@@ -133,10 +133,10 @@ static enum eep_status replace(struct eep_engine *e, const struct fitness *all,
                     mine->strays > 0 ? "it holds experts that other nodes execute now"
                                      : "its layout is older than that of other nodes");
         }
-        status = leave(e, name);
+        status = eep_cache_leave(e, name);
     }
     EEP_TRY(eep_agree(e->xport, "leave weight cache", status));
-    status = unfit && topo->node_rank == 0 ? drop(e, name) : EEP_OK;
+    status = unfit && topo->node_rank == 0 ? eep_cache_drop(e, name, DROP_NS) : EEP_OK;
     return eep_agree(e->xport, "drop weight cache", status);
 }
 

@@ -396,6 +396,45 @@ enum eep_status eep_wcache_seat_end(struct eep_wcache *cache, struct eep_seat se
     return EEP_OK;
 }
 
+/* Views look at no seat that is not open. */
+static void close_seat(struct eep_wcache *c, uint32_t seat)
+{
+    struct wc_seat *s = &c->seats[seat];
+
+    if (!s->locked && !s->filling) {
+        unmap(s->bytes, c->shape.seat_bytes);
+        s->bytes = NULL;
+    }
+}
+
+enum eep_status eep_wcache_seat_forget(struct eep_wcache *cache, struct eep_seat seat)
+{
+    struct eep_wcache_status status;
+    bool full, locked;
+
+    EEP_TRY(eep_wcache_seat_full(cache, seat, &full));
+    close_seat(cache, seat.id);
+    if (!full) {
+        return EEP_OK;
+    }
+    EEP_TRY(eep_wcache_status(cache, &status));
+    if (status.attached_others > 0) {
+        return EEP_OK;
+    }
+    EEP_TRY(wc_seat_lock(cache, seat.id, &locked));
+    if (!locked) {
+        return EEP_OK;
+    }
+    const enum eep_status written = wc_seat_writable(cache, seat.id);
+
+    if (written == EEP_OK) {
+        atomic_store(&wc_seat_header(cache->seats[seat.id].writable)->state,
+                     wc_word(WC_SALT_SEAT, WC_FILL_OPEN));
+    }
+    wc_seat_unlock(cache, seat.id);
+    return written;
+}
+
 /* ---- dense ------------------------------------------------------------------------------------
  */
 

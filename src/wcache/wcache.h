@@ -240,6 +240,14 @@ EEP_MUST_CHECK enum eep_status eep_wcache_seat_full(struct eep_wcache *cache, st
                                                     bool *full_out);
 
 /**
+ * Nobody on this node executes that seat any more, and its frames will not follow the map: it is
+ * closed, by each process for itself, and counts as not full; who opens it again fills what differs
+ * by then. One that is being filled, or in a cache that another engine uses, stays full.
+ */
+EEP_MUST_CHECK enum eep_status eep_wcache_seat_forget(struct eep_wcache *cache,
+                                                      struct eep_seat seat);
+
+/**
  * Map a seat, making its file first if needed; the headers of all its slots' frames are checked.
  * Does nothing for a seat that is open and full.
  *

@@ -53,14 +53,24 @@ are() { # STATE JSON-LIST
     eventually holds "[.members[] | select(.state == \"$1\").id] | sort == $2"
 }
 
+# All prompts, once more.
+feed() {
+    cat "$work/prompts" >&9
+    awk -v by="$(wc -l <"$work/expected")" 'match($0, /"index":[0-9]+/) {
+        print substr($0, 1, RSTART + 7) substr($0, RSTART + 8, RLENGTH - 8) + by substr($0, RSTART + RLENGTH)
+    }' "$work/base.out" >"$work/more"
+    cat "$work/more" >>"$work/expected"
+}
+
 start() { # PROCESSES ARGUMENTS ...
+    : >"$work/expected"
     rm -f "$work/s" "$work/fifo"
     mkfifo "$work/fifo"
     EEP_LOG=${EEP_LOG:-info} on_ranks "$1" eep generate --model "$model" --prompts-file - --json \
         --admin "$socket" "${@:2}" <"$work/fifo" >"$work/out" 2>"$work/err" &
     job=$!
     exec 9>"$work/fifo"
-    cat "$work/prompts" >&9
+    feed
     eventually test -S "$work/s"
 }
 
@@ -68,7 +78,7 @@ start() { # PROCESSES ARGUMENTS ...
 end() { # [PATTERN]
     exec 9>&-
     wait "$job" || { cat "$work/err" && return 1; }
-    cmp "$work/base.out" "$work/out" || { cat "$work/err" && return 1; }
+    cmp "$work/expected" "$work/out" || { cat "$work/err" && return 1; }
     grep -qE "${1:-}" "$work/err" || { cat "$work/err" && return 1; }
 }
 

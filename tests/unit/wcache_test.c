@@ -107,6 +107,48 @@ START_TEST(job_cache_stays_while_another_process_uses_it)
 }
 END_TEST
 
+/* What is forgotten is filled again where it differs, which is nowhere here. */
+START_TEST(a_seat_is_forgotten_unless_another_engine_is_there)
+{
+    struct eep_wcache *c = filled();
+    const struct eep_seat seat = {1};
+    bool fill, full;
+    char word = 0;
+    int ready[2], end[2];
+
+    ck_assert(pipe(ready) == 0 && pipe(end) == 0);
+    const pid_t pid = fork();
+
+    if (pid == 0) {
+        struct eep_wcache *other = attach_as("engine B", 2);
+
+        ck_assert_int_eq(write(ready[1], &word, 1), 1);
+        ck_assert_int_eq(read(end[0], &word, 1), 1);
+        eep_wcache_close(other);
+        _exit(0);
+    }
+    ck_assert_int_eq(read(ready[0], &word, 1), 1);
+    CK_OK(eep_wcache_seat_forget(c, seat));
+    CK_OK(eep_wcache_seat_full(c, seat, &full));
+    ck_assert(full);
+    ck_assert_int_eq(write(end[1], &word, 1), 1);
+    join(pid);
+
+    CK_OK(eep_wcache_seat_forget(c, seat));
+    CK_OK(eep_wcache_seat_full(c, seat, &full));
+    ck_assert(!full);
+    CK_OK(eep_wcache_seat_forget(c, seat));
+    CK_OK(eep_wcache_seat_open(c, seat, 0, &fill));
+    ck_assert(fill);
+    CK_OK(eep_wcache_seat_end(c, seat));
+    CK_OK(eep_wcache_seat_full(c, seat, &full));
+    ck_assert(full);
+    CK_OK(wt_check(c));
+    ck_assert_int_eq(eep_wcache_seat_forget(c, (struct eep_seat){WT_SEATS}), EEP_ERR_INVALID);
+    eep_wcache_close(c);
+}
+END_TEST
+
 START_TEST(different_keys_live_side_by_side)
 {
     int32_t map[WT_TABLE];
@@ -405,6 +447,7 @@ int main(void)
         filled_once_then_attached,
         job_cache_goes_with_the_last,
         job_cache_stays_while_another_process_uses_it,
+        a_seat_is_forgotten_unless_another_engine_is_there,
         different_keys_live_side_by_side,
         second_open_in_a_process_is_refused,
         bad_parameters_are_refused,
