@@ -33,9 +33,9 @@
 #include "base/log.h"
 #include "roster_int.h"
 
-#define PROBE_NS (5 * EEP_NS_PER_S)  /* for `program --version` */
-#define SPAWN_NS (15 * EEP_NS_PER_S) /* from spawn_begin() to the bridge */
-#define GUEST_NS (20 * EEP_NS_PER_S) /* for the other side, in a new process */
+#define PROBE_NS (15 * EEP_NS_PER_S) /* for `program --version` */
+#define SPAWN_NS (30 * EEP_NS_PER_S) /* from spawn_begin() to the bridge */
+#define GUEST_NS (40 * EEP_NS_PER_S) /* for the other side, in a new process */
 #define LOOK_NS (EEP_NS_PER_MS / 2)
 
 enum { HELLO_TAG = 1, MERGE_TAG };

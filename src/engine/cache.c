@@ -354,7 +354,7 @@ static enum eep_status open_fresh(struct eep_engine *e, const struct opening *o)
 }
 
 /* A node's first process that joins makes its cache. */
-static enum eep_status open_to_join(struct eep_engine *e, const bool *mine)
+static enum eep_status open_to_join(struct eep_engine *e, const bool *mine, bool in_use)
 {
     struct opening o = {.map = e->layout->phys2log};
     struct eep_cache_shape shape;
@@ -372,7 +372,7 @@ static enum eep_status open_to_join(struct eep_engine *e, const bool *mine)
         o.node_seats += mine[seat];
     }
     e->frame_bytes = o.key.frame_bytes;
-    return open_fresh(e, &o);
+    return in_use ? open_with(e, &o, true, 0) : open_fresh(e, &o);
 }
 
 /* ---- load ---- */
@@ -578,9 +578,9 @@ enum eep_status eep_cache_load(struct eep_engine *e)
     return eep_agree(e->xport, "attach to weight cache", attach_experts(e));
 }
 
-enum eep_status eep_cache_join(struct eep_engine *e, const bool *mine)
+enum eep_status eep_cache_join(struct eep_engine *e, const bool *mine, bool in_use)
 {
-    EEP_TRY(open_to_join(e, mine));
+    EEP_TRY(open_to_join(e, mine, in_use));
     return load_parts(e, mine);
 }
 

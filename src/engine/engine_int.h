@@ -270,8 +270,10 @@ EEP_MUST_CHECK enum eep_status eep_cache_load(struct eep_engine *engine);
 /** Local. After the model and the experts are destroyed. */
 void eep_cache_close(struct eep_engine *engine);
 /** This process is to join: open the cache of its node, or make one, and fill what is missing of
- *  the seats that are marked in `mine`; e->layout is that of the ranks. Local. */
-EEP_MUST_CHECK enum eep_status eep_cache_join(struct eep_engine *engine, const bool *mine);
+ *  the seats that are marked in `mine`; e->layout is that of the ranks. `in_use`: ranks of the node
+ *  use it, so that it is as it must be. Local. */
+EEP_MUST_CHECK enum eep_status eep_cache_join(struct eep_engine *engine, const bool *mine,
+                                              bool in_use);
 
 /* own.c: seats without a cache. Local. */
 /** From the checkpoint, unless it is there. */

@@ -19,6 +19,7 @@
 
 struct eep_joiners {
     uint64_t looked_ns;
+    uint32_t load_serial;  /* to be told when no move is under way; 0: nothing */
     uint32_t spawn_serial; /* of the one under way; 0: none */
     uint32_t spawn_count;
 };
@@ -84,6 +85,16 @@ static void tell_map(struct eep_engine *e, uint32_t origin, uint32_t serial)
     }
 }
 
+static bool node_serves(const struct eep_member_state *state, uint32_t node)
+{
+    for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
+        if (eep_member_in_epoch(&state->members[i]) && state->members[i].node == node) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void tell_load(struct eep_engine *e, uint32_t id, uint32_t serial)
 {
     const struct eep_member_state *state = eep_engine_member_state(e);
@@ -95,7 +106,8 @@ static void tell_load(struct eep_engine *e, uint32_t id, uint32_t serial)
                                  .id = id,
                                  .node = eep_member_find(state, id)->node,
                                  .started = e->processes,
-                                 .has_cache = e->cache != NULL};
+                                 .has_cache = e->cache != NULL,
+                                 .in_use = node_serves(state, eep_member_find(state, id)->node)};
 
     if (e->layout != NULL) {
         load.layers = e->layout->layers;
@@ -168,6 +180,24 @@ static void spawn(struct eep_engine *e, const struct eep_member_action *action)
     e->joiners->spawn_count = action->count;
 }
 
+/* A move that has begun comes to its end first: else what is loaded would be of the layout before.
+ */
+static void tell_loads(struct eep_engine *e)
+{
+    const struct eep_member_state *state = eep_engine_member_state(e);
+    struct eep_joiners *j = e->joiners;
+
+    if (j->load_serial == 0 || (e->mover != NULL && e->mover->phase == EEP_MOVE_FILLING)) {
+        return;
+    }
+    for (uint32_t i = 0; i < EEP_MEMBERS_MAX; i++) {
+        if (state->members[i].life == EEP_LIFE_JOINING) {
+            tell_load(e, state->members[i].id, j->load_serial);
+        }
+    }
+    j->load_serial = 0;
+}
+
 /* Are they there? They belong to rank 0's node. */
 static enum eep_status look_for_spawned(struct eep_engine *e)
 {
@@ -209,12 +239,13 @@ void eep_joiners_ask(struct eep_engine *e, const struct eep_member_action *actio
         break;
     case EEP_DO_PARK:
         m.head.kind = EEP_NOTE_PARK;
+        e->joiners->load_serial = 0;
         break;
     case EEP_DO_EXIT:
         m.head.kind = EEP_NOTE_EXIT;
         break;
     case EEP_DO_LOAD:
-        tell_load(e, action->member, action->serial);
+        e->joiners->load_serial = action->serial;
         return;
     case EEP_DO_SPAWN:
         spawn(e, action);
@@ -308,6 +339,7 @@ enum eep_status eep_joiners_hear(struct eep_engine *e)
     while (eep_note_take(e, &from, &message, &bytes)) {
         EEP_TRY(hear(e, from, &message, bytes));
     }
+    tell_loads(e);
     EEP_TRY(look_for_spawned(e));
     return look_for_dead(e);
 }

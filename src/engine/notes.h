@@ -45,6 +45,8 @@ struct eep_note_load {
     uint32_t started;                       /* processes, with the job */
     uint32_t layers, experts, seats, slots; /* of the layout; slots of a seat */
     uint32_t has_cache;
+    uint32_t in_use; /* 1: ranks of the receiver's node use its cache */
+    uint32_t reserved;
     uint8_t mine[EEP_SEATS_MAX]; /* 1: to be executed by the receiver */
 };
 
@@ -56,7 +58,7 @@ struct eep_note_message {
 };
 
 _Static_assert(sizeof(struct eep_note) == 24, "travels between processes");
-_Static_assert(sizeof(struct eep_note_load) == 56 + EEP_SEATS_MAX, "travels between processes");
+_Static_assert(sizeof(struct eep_note_load) == 64 + EEP_SEATS_MAX, "travels between processes");
 _Static_assert(sizeof(struct eep_note_message) == EEP_ROSTER_BYTES_MAX, "a message");
 _Static_assert(EEP_MEMBERS_MAX * sizeof(uint32_t) <= EEP_NOTE_DATA_MAX, "a world's origins");
 

@@ -97,7 +97,7 @@ static enum eep_status load_seats(struct eep_engine *e)
         mine[seat] = e->park->load.mine[seat] != 0;
     }
     if (e->park->load.has_cache != 0) {
-        return eep_cache_join(e, mine);
+        return eep_cache_join(e, mine, e->park->load.in_use != 0);
     }
     EEP_TRY(eep_model_load(&e->config, e->ckpt, e->kernels, &e->model));
     for (uint32_t seat = 0; e->layout != NULL && seat < e->layout->seats; seat++) {

@@ -165,8 +165,7 @@ static bool find_nonfollower(void *context, uint32_t place, struct wc_attach *at
 {
     struct finder *finder = context;
 
-    finder->found =
-        atomic_load(&attach->engine) != finder->engine_id && atomic_load(&attach->follows) == 0;
+    finder->found = wc_is_other(attach, finder->engine_id) && atomic_load(&attach->follows) == 0;
     finder->place = place;
     return !finder->found;
 }
@@ -176,7 +175,7 @@ static bool find_view(void *context, uint32_t place, struct wc_attach *attach)
     struct finder *finder = context;
 
     finder->found =
-        atomic_load(&attach->engine) != finder->engine_id && atomic_load(&attach->pin) != WC_NO_PIN;
+        wc_is_other(attach, finder->engine_id) && atomic_load(&attach->pin) != WC_NO_PIN;
     finder->place = place;
     return !finder->found;
 }

@@ -213,6 +213,13 @@ enum eep_status wc_mover_lives(struct eep_wcache *c, bool *lives_out)
 
 /* A place whose engine is 0 was never used or was left in order. One that is being taken just now
  * has no pin yet, and will see all that was stored before this. */
+bool wc_is_other(const struct wc_attach *attach, uint64_t engine_id)
+{
+    const uint64_t engine = atomic_load(&attach->engine);
+
+    return engine != 0 && engine != engine_id; /* 0: it has just left */
+}
+
 enum eep_status wc_attached_each(struct eep_wcache *c,
                                  bool (*visit)(void *context, uint32_t place,
                                                struct wc_attach *attach),

@@ -331,7 +331,7 @@ static bool count_attached(void *context, uint32_t place, struct wc_attach *atta
 
     (void)place;
     counts->attached++;
-    counts->others += atomic_load(&attach->engine) != counts->engine_id;
+    counts->others += wc_is_other(attach, counts->engine_id);
     return true;
 }
 

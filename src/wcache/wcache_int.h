@@ -158,6 +158,8 @@ static inline struct wc_copy *wc_copy_at(struct eep_wcache *c, uint32_t copy)
 
 /** Does a process hold the mover's lock? (This one counts.) */
 EEP_MUST_CHECK enum eep_status wc_mover_lives(struct eep_wcache *c, bool *lives_out);
+/** An engine is there, and it is not this one. */
+bool wc_is_other(const struct wc_attach *attach, uint64_t engine_id);
 /** Visit the places of living attached processes, this one too; stop when visit returns false. */
 EEP_MUST_CHECK enum eep_status wc_attached_each(struct eep_wcache *c,
                                                 bool (*visit)(void *context, uint32_t place,

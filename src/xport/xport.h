@@ -87,7 +87,7 @@ struct eep_spawn {
     uint32_t beside;     /* they belong to the pretended node of this process, or, EEP_NO_RANK, of
                             rank 0; without pretended nodes to the machine's */
     uint64_t serial;     /* not 0: given to them as xport.spawn_serial */
-    uint64_t timeout_ns; /* for all to have joined; 0 = 15 s */
+    uint64_t timeout_ns; /* for all to have joined; 0 = 30 s */
 };
 
 /** A message that is on its way beside the steps. */
